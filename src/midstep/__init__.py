@@ -1,0 +1,132 @@
+"""Everything between `backward()` and `optimizer.step()`.
+
+Many small batches add up to exactly one large one, the gradient that is clipped is the true one,
+and a step is taken only when it is sound.
+
+    gradient = sum over ranks and microbatches of grad(loss_sum) / denominator
+
+This module holds the public names and nothing else. Each is loaded when it is first used, so
+`import midstep` costs no import of torch, and neither does a command that only reads text.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
+    from midstep import schedules
+    from midstep.checkpoint import load, save
+    from midstep.clip import (
+        ByGlobalNorm,
+        ByGroupNorm,
+        ByTensorNorm,
+        ByValue,
+        Chain,
+        clip_grad_norm_,
+        clip_grad_value_,
+        total_norm,
+    )
+    from midstep.counts import elements, rows, targets
+    from midstep.errors import (
+        CheckpointError,
+        CountMismatch,
+        EmptyWindow,
+        MidstepError,
+        NonFiniteGradient,
+        WindowError,
+    )
+    from midstep.losses import LossSum, cross_entropy
+    from midstep.nonfinite import Raise, Skip
+    from midstep.precision import BF16, FP16, FP32
+    from midstep.recipes.recipe import Recipe
+    from midstep.records import UpdateRecord, Verdict
+    from midstep.sinks import JsonLines
+    from midstep.updater import Updater
+    from midstep.window import Window
+
+__version__ = "0.1.0"
+
+# Where each public name lives. A module named here is itself public: `midstep.schedules.Cosine`.
+_PUBLIC = {
+    "Updater": "updater",
+    "Window": "window",
+    "LossSum": "losses",
+    "cross_entropy": "losses",
+    "targets": "counts",
+    "rows": "counts",
+    "elements": "counts",
+    "ByGlobalNorm": "clip",
+    "ByGroupNorm": "clip",
+    "ByTensorNorm": "clip",
+    "ByValue": "clip",
+    "Chain": "clip",
+    "clip_grad_norm_": "clip",
+    "clip_grad_value_": "clip",
+    "total_norm": "clip",
+    "Raise": "nonfinite",
+    "Skip": "nonfinite",
+    "FP32": "precision",
+    "BF16": "precision",
+    "FP16": "precision",
+    "UpdateRecord": "records",
+    "Verdict": "records",
+    "JsonLines": "sinks",
+    "save": "checkpoint",
+    "load": "checkpoint",
+    "Recipe": "recipes.recipe",
+    "MidstepError": "errors",
+    "EmptyWindow": "errors",
+    "NonFiniteGradient": "errors",
+    "CountMismatch": "errors",
+    "WindowError": "errors",
+    "CheckpointError": "errors",
+    "schedules": "schedules",
+}
+
+__all__ = [
+    "Updater",
+    "Window",
+    "LossSum",
+    "cross_entropy",
+    "targets",
+    "rows",
+    "elements",
+    "ByGlobalNorm",
+    "ByGroupNorm",
+    "ByTensorNorm",
+    "ByValue",
+    "Chain",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "total_norm",
+    "Raise",
+    "Skip",
+    "FP32",
+    "BF16",
+    "FP16",
+    "UpdateRecord",
+    "Verdict",
+    "JsonLines",
+    "save",
+    "load",
+    "Recipe",
+    "MidstepError",
+    "EmptyWindow",
+    "NonFiniteGradient",
+    "CountMismatch",
+    "WindowError",
+    "CheckpointError",
+    "schedules",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name where it lives (PEP 562)."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module `{__name__}` has no attribute `{name}`")
+    # Not kept: a look-up costs 1 microsecond, and this module stays without state.
+    module = import_module(f"{__name__}.{_PUBLIC[name]}")
+    return module if name == _PUBLIC[name] else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -1,0 +1,13 @@
+"""Clip rules: bound the gradient of an update, after it was accumulated, unscaled and found finite."""
+
+from .chain import Chain as Chain
+from .functions import clip_grad_norm_ as clip_grad_norm_
+from .functions import clip_grad_value_ as clip_grad_value_
+from .functions import total_norm as total_norm
+from .norm import ByGlobalNorm as ByGlobalNorm
+from .norm import ByGroupNorm as ByGroupNorm
+from .norm import ByTensorNorm as ByTensorNorm
+from .rule import Attempt as Attempt
+from .rule import Decision as Decision
+from .rule import Rule as Rule
+from .value import ByValue as ByValue

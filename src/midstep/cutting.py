@@ -1,0 +1,212 @@
+"""Cutting: how a stream of batches becomes the microbatches of one window after another.
+
+Three ways, one class each: a number of batches, pieces of each batch, or a number of targets. A cut
+says which batches belong together and what each counts; the sums are the window's own affair.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from .batches import cut_rows
+from .errors import WindowError
+from .stream import Stream
+
+__all__ = [
+    "ByRows",
+    "BySize",
+    "ByTargets",
+    "Count",
+    "Cut",
+    "Cutting",
+    "checked_count",
+    "cut_of",
+    "cutting_of",
+    "terms_of",
+]
+
+Batch = TypeVar("Batch")
+Count = Callable[[Any], float | Mapping[str, float]]
+
+
+@dataclasses.dataclass(slots=True)
+class Cut(Generic[Batch]):
+    """The microbatches of one window.
+
+    Attributes:
+        pull: Gives each microbatch with whether it is the window's last.
+        counts: What each microbatch counts, by term; None when the counts come with the losses.
+        size: How many microbatches there are, or at most will be.
+    """
+
+    pull: Iterator[tuple[Batch, bool]]
+    counts: list[dict[str, float]] | None
+    size: int
+
+
+def cut_of(microbatches: Sequence[Batch], count: Count | None) -> Cut[Batch]:
+    """Make a cut of microbatches that are all at hand; counts them when `count` is given."""
+    counts = None if count is None else [terms_of(count(batch)) for batch in microbatches]
+    return _read_ahead(microbatches, counts)
+
+
+def _read_ahead(microbatches: Sequence[Batch], counts: list[dict[str, float]] | None) -> Cut[Batch]:
+    last = len(microbatches) - 1
+    pull = ((batch, index == last) for index, batch in enumerate(microbatches))
+    return Cut(pull, counts, len(microbatches))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BySize:
+    """So many batches a window; the last window may be short."""
+
+    size: int
+    drop_tail: bool = False
+
+    def __post_init__(self) -> None:
+        _require_whole("size", self.size, "batch")
+
+    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+        """Cut a pass. Reads one batch ahead; a whole window when counted or tails are dropped."""
+        while stream.has_next():
+            if count is None and not self.drop_tail:
+                yield Cut(self._as_read(stream), None, self.size)
+                continue
+            batches = _take(stream, self.size)
+            if len(batches) == self.size or not self.drop_tail:
+                yield cut_of(batches, count)
+
+    def _as_read(self, stream: Stream[Batch]) -> Iterator[tuple[Batch, bool]]:
+        for position in range(1, self.size + 1):
+            batch = next(stream)
+            is_last = position == self.size or not stream.has_next()
+            yield batch, is_last
+            if is_last:
+                return
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ByRows:
+    """Each batch is one window, cut into microbatches of at most so many rows."""
+
+    rows: int
+
+    def __post_init__(self) -> None:
+        _require_whole("rows", self.rows, "row")
+
+    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+        """Cut a pass. Reads nothing ahead and copies no row."""
+        for batch in stream:
+            yield cut_of(cut_rows(batch, self.rows), count)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ByTargets:
+    """As many batches a window as hold at least so many targets; the last window may hold fewer."""
+
+    targets: int
+    drop_tail: bool = False
+
+    def __post_init__(self) -> None:
+        _require_whole("targets", self.targets, "target")
+
+    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+        """Cut a pass. Reads a window ahead."""
+        assert count is not None  # `cutting_of` refuses it
+        while stream.has_next():
+            batches: list[Batch] = []
+            counts: list[dict[str, float]] = []
+            found = 0.0
+            while found < self.targets and stream.has_next():
+                batches.append(next(stream))
+                counts.append(terms_of(count(batches[-1])))
+                found += next(iter(counts[-1].values()), 0.0)  # the first term is the leading one
+            if found >= self.targets or not self.drop_tail:
+                yield _read_ahead(batches, counts)
+
+
+def cutting_of(
+    *,
+    size: int | None,
+    rows: int | None,
+    targets: int | None,
+    drop_tail: bool,
+    count: Count | None,
+) -> Cutting:
+    """Find the one way to cut that was asked for.
+
+    Raises:
+        ValueError: Not exactly one of the three, a number below 1, or a combination that could not
+            be honoured.
+    """
+    if sum(way is not None for way in (size, rows, targets)) != 1:
+        raise ValueError(
+            f"`windows(size={size}, rows={rows}, targets={targets})`: pass exactly one of the three, "
+            "because each says in its own way which microbatches make one update."
+        )
+    if size is not None:
+        return BySize(size, drop_tail)
+    if rows is not None:
+        if drop_tail:
+            raise ValueError(
+                "`windows(rows=..., drop_tail=True)`: every batch is a whole window here, so there "
+                "is no tail to drop. Leave it out."
+            )
+        return ByRows(rows)
+    assert targets is not None
+    if count is None:
+        raise ValueError(
+            f"`windows(targets={targets})` without `count=`: how many batches make a window must be "
+            'known before its first forward. Pass `count=`, for example `ms.targets(key="labels")`.'
+        )
+    return ByTargets(targets, drop_tail)
+
+
+class Cutting(Protocol):
+    """A way to cut a pass over the data into windows."""
+
+    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+        """Cut a pass."""
+        ...
+
+
+def _take(stream: Stream[Batch], size: int) -> list[Batch]:
+    batches: list[Batch] = []
+    while len(batches) < size and stream.has_next():
+        batches.append(next(stream))
+    return batches
+
+
+def _require_whole(name: str, value: object, unit: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(
+            f"`windows({name}={value!r})`: must be a whole number of at least 1, because a window "
+            f"without a {unit} has no gradient."
+        )
+
+
+def terms_of(found: float | Mapping[str, float]) -> dict[str, float]:
+    """Take what a count function returned as one number per term; a bare number is term `loss`."""
+    terms = found if isinstance(found, Mapping) else {"loss": found}
+    return {str(term): checked_count(value, str(term)) for term, value in terms.items()}
+
+
+def checked_count(value: Any, term: str) -> float:
+    """Take a count as a plain number; a tensor of shape [] on an accelerator costs a host sync.
+
+    Raises:
+        WindowError: It is no count: negative, not finite, or not a number.
+    """
+    if type(value) is int and value >= 0:
+        return value
+    number = value.item() if hasattr(value, "item") else value
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    if not is_number or not math.isfinite(number) or number < 0:
+        raise WindowError(
+            f"The count of `{term}` is `{value!r}`, and a mean loss can only be over a finite number "
+            "of at least 0. Return how many targets (or how much weight) the loss is summed over."
+        )
+    return number

@@ -1,0 +1,119 @@
+"""What can go wrong, grouped by who must act.
+
+A class of its own exists only where a caller would act differently on it, and it carries the data
+that the action needs. Wrong arguments stay `ValueError` and `TypeError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = [
+    "CheckpointError",
+    "CountMismatch",
+    "EmptyWindow",
+    "MidstepError",
+    "NonFiniteGradient",
+    "RecipeError",
+    "WindowError",
+]
+
+
+class MidstepError(Exception):
+    """The base of every error midstep raises on its own account.
+
+    Example:
+        >>> issubclass(EmptyWindow, MidstepError)
+        True
+    """
+
+
+class WindowError(MidstepError, RuntimeError):
+    """A window was used in a way that would make its gradient something else than promised.
+
+    The window is dropped: its gradients are cleared, nothing was stepped and no clock ticked.
+
+    Example:
+        >>> raise WindowError("`window.step()`: no backward ran in this window.")
+        Traceback (most recent call last):
+        ...
+        midstep.errors.WindowError: `window.step()`: no backward ran in this window.
+    """
+
+
+class EmptyWindow(WindowError):
+    """A whole window, on every rank, holds nothing to take the mean over.
+
+    Example:
+        >>> issubclass(EmptyWindow, WindowError)
+        True
+    """
+
+
+class CountMismatch(WindowError):
+    """A loss says it is a sum over one number of targets and the window counted another.
+
+    Attributes:
+        term: The loss term that disagrees.
+        counted: What the window's `count` found.
+        carried: What the loss itself says.
+
+    Example:
+        >>> CountMismatch("they differ", term="loss", counted=7, carried=6).counted
+        7
+    """
+
+    def __init__(self, message: str, *, term: str, counted: float, carried: float) -> None:
+        super().__init__(message)
+        self.term = term
+        self.counted = counted
+        self.carried = carried
+
+
+class NonFiniteGradient(MidstepError, RuntimeError):
+    """A gradient holds inf or nan; weights, optimizer state and schedule are as they were.
+
+    Attributes:
+        parameters: Number of non-finite entries by parameter name, only those that have any.
+        num_nonfinite: Their sum.
+        microbatch: Position in its window of the microbatch that brought them, from 0; None where
+            it is not known.
+        update: The attempt, counted from 1; None outside an `Updater`.
+
+    Example:
+        >>> error = NonFiniteGradient("bad", parameters={"weight": 2}, microbatch=1, update=7)
+        >>> error.num_nonfinite, error.microbatch
+        (2, 1)
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        parameters: Mapping[str, int],
+        microbatch: int | None = None,
+        update: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.parameters = dict(parameters)
+        self.num_nonfinite = sum(self.parameters.values())
+        self.microbatch = microbatch
+        self.update = update
+
+
+class CheckpointError(MidstepError, RuntimeError):
+    """A checkpoint could not be written or does not fit; nothing was changed by the attempt.
+
+    Example:
+        >>> issubclass(CheckpointError, MidstepError)
+        True
+    """
+
+
+class RecipeError(MidstepError):
+    """A recipe could not be found, read or built.
+
+    Example:
+        >>> issubclass(RecipeError, MidstepError)
+        True
+    """

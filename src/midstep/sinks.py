@@ -1,0 +1,115 @@
+"""Sinks: where records go. A sink is anything that can be called with a record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from .records import UpdateRecord
+
+__all__ = ["Guarded", "JsonLines"]
+
+
+class JsonLines:
+    """Write each record as one line of JSON, as it happens.
+
+    A line is written whole by one system call, so a killed run keeps every complete line. Opening a
+    file that has lines goes on after them; a last line that a crash cut short is removed.
+
+    Args:
+        path: The file, usually `updates.jsonl`; its folder is made.
+
+    Raises:
+        OSError: The folder or the file cannot be written.
+
+    Example:
+        >>> import midstep as ms, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with JsonLines(Path(folder) / "updates.jsonl") as sink:
+        ...         updater = ms.Updater(
+        ...             model := torch.nn.Linear(1, 1), torch.optim.SGD(model.parameters()),
+        ...             sinks=[sink])
+        ...         record = updater.update(
+        ...             [torch.ones(2, 1)], lambda m, x: m(x).sum(), count=ms.rows())
+        ...     lines = sink.path.read_text().splitlines()
+        >>> UpdateRecord.from_json(lines[0]) == record
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(self.path)
+        self._file: IO[bytes] = self.path.open("ab", buffering=0)
+
+    def __call__(self, record: UpdateRecord) -> None:
+        """Append one record."""
+        self._file.write(record.to_json().encode() + b"\n")
+
+    def rewind(self, update: int) -> None:
+        """Drop the records after an update, which a resumed run is about to make again.
+
+        Args:
+            update: The last update to keep.
+        """
+        self._file.close()
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if UpdateRecord.from_json(line).update <= update]
+        if len(kept) < len(lines):
+            part = self.path.with_suffix(".part")
+            part.write_text("".join(kept), encoding="utf-8")
+            part.replace(self.path)
+        self._file = self.path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Guarded:
+    """A sink that warns once when it fails, and then no more; a log is not worth a run.
+
+    Args:
+        sink: Anything that can be called with a record.
+    """
+
+    def __init__(self, sink: Callable[[UpdateRecord], None]) -> None:
+        self.sink = sink
+        self._has_failed = False
+
+    def __call__(self, record: UpdateRecord) -> None:
+        """Pass a record on."""
+        try:
+            self.sink(record)
+        except Exception as error:  # noqa: BLE001 - whatever a sink does, the run goes on
+            if not self._has_failed:
+                self._has_failed = True
+                warnings.warn(
+                    f"The sink `{self.sink!r}` failed with `{error!r}` at update {record.update}. "
+                    "The run goes on; this sink's log has a gap.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+
+
+def _drop_torn_line(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,83 @@
+"""Stepping: one optimizer step with the gradient times its factor, in as few passes as there are.
+
+The fused optimizers (`fused=True`: Adam, AdamW, SGD, Adagrad) divide by `grad_scale` while they read
+the gradient anyway, and write the true gradient back to `.grad`. The others get one multiplication
+before, none when the factor is 1.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .gradients import Gradients
+
+__all__ = ["check_optimizer", "lr_of", "parameters_of", "step"]
+
+# grad_scale is a float32 tensor: a factor outside this range would leave its range when inverted.
+_FOLDABLE = (2.0**-100, 2.0**100)
+_FACTOR_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+def step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
+    """Step the optimizer with the true gradients; afterwards `.grad` holds them."""
+    factor = gradients.factor
+    if factor == 1.0:
+        optimizer.step()
+    elif factor is None or not _folds(optimizer, gradients, factor):
+        gradients.apply_()
+        optimizer.step()
+    else:
+        _step_folded(optimizer, gradients, factor)
+
+
+def _folds(optimizer: torch.optim.Optimizer, gradients: Gradients, factor: float) -> bool:
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    if not _FOLDABLE[0] < factor < _FOLDABLE[1]:
+        return False
+    # In float64 a float32 factor would cost nine digits.
+    return all(t.dtype in _FACTOR_DTYPES for t in gradients.tensors)
+
+
+def _step_folded(optimizer: Any, gradients: Gradients, factor: float) -> None:
+    device = gradients.tensors[0].device
+    optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale
+    gradients.hand_over_()
+
+
+def lr_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Read the rate of each parameter group; a rate kept on an accelerator costs a host sync."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what cannot be stepped once per window.
+
+    Raises:
+        TypeError: It is no optimizer, or its `step` wants a closure.
+    """
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
+        raise TypeError(
+            f"`optimizer` is a `{type(optimizer).__name__}`, without `param_groups` and `step()`. "
+            "Pass a torch.optim.Optimizer."
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"`{type(optimizer).__name__}.step(closure)` evaluates the loss as often as it likes, so "
+            "there is no one gradient of a window to clip and no one update to count. Use it with a "
+            "loop of its own, or take an optimizer that steps on `.grad`."
+        )
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """List every parameter the optimizer steps, in its order."""
+    return [p for group in optimizer.param_groups for p in group["params"]]

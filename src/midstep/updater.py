@@ -1,0 +1,441 @@
+"""The updater: the one place that knows the order of a step.
+
+    window (denominator) -> autocast forward -> seeded backward -> statistics -> policy (verdict)
+      -> clip (factor) -> step -> clocks (loss scale, schedule) -> record -> sinks
+
+Every stage is a file of its own and none knows another. `_finish` below is the order.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from .blame import names_of, nonfinite_error, report_strangers
+from .clip.norm import ByGlobalNorm
+from .clip.rule import Attempt, Decision, Rule
+from .clock import Clock
+from .cursor import Cursor
+from .cutting import Count, Cut, Cutting, cut_of, cutting_of
+from .errors import EmptyWindow, WindowError
+from .gradients import Gradients
+from .nonfinite import Policy, Raise
+from .precision import FP32, LossScale, Precision, autocast_of
+from .ranks import refuse_many_ranks
+from .rates import Rates, Schedule, rates_of
+from .records import UpdateRecord, Verdict
+from .sinks import Guarded
+from .snapshot import Buffers, RandomState
+from .stepping import check_optimizer, lr_of, parameters_of, step
+from .window import Loss, Window
+
+__all__ = ["Updater"]
+
+Batch = TypeVar("Batch")
+LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
+
+
+_UNDECIDED = Decision(clipped=False, coefficient=None)
+
+
+class AveragesWeights(Protocol):
+    """An average of the weights, such as `torch.optim.swa_utils.AveragedModel`."""
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take the present weights into the average."""
+        ...
+
+
+class Updater:
+    r"""Turns microbatches into updates: exact gradient, one clip, a sound step, an honest clock.
+
+        gradient = sum over microbatches of grad(loss_sum) / denominator
+
+    However a batch is cut, the gradient is the same up to rounding. What is clipped is exactly what the
+    optimizer steps. A skipped update leaves no trace in weights, optimizer state, schedule, clip
+    statistics or averaged weights. After an applied update every `.grad` holds the true clipped
+    gradient, until the next window clears it.
+
+    Costs beside forward, backward and the optimizer: one read of the gradients (their norm), and one
+    multiplication where a division, a loss scale or a clip coefficient is open and the optimizer is not
+    fused. On an accelerator one host sync an update.
+
+    Args:
+        model: Whose parameters are trained; may be compiled or wrapped.
+        optimizer: Any torch optimizer that steps on `.grad`. `fused=True` saves a pass.
+        clip: Bounds the gradient; None only measures it.
+        precision: What the forward runs in, and how the loss is scaled. `FP32()` by default.
+        nonfinite: What to do when a gradient is not finite. `Raise()` by default.
+        empty: What to do with a window without targets. `Raise()` by default.
+        schedule: A torch scheduler of this optimizer, or a function from the number of applied updates
+            to the factor on each group's base rate. Ticks after applied updates only.
+        averaged_model: An average of the weights, kept up after applied updates.
+        sinks: Called with each record. One that fails warns once and never stops the run.
+
+    Raises:
+        TypeError: The optimizer wants a closure, or a stage is no stage.
+        ValueError: The precision cannot train these parameters, or the scheduler is another
+            optimizer's.
+        NotImplementedError: Several ranks take part.
+
+    Warns:
+        UserWarning: Parameters of the model that the optimizer lacks, or the reverse.
+
+    Example:
+        >>> import midstep as ms
+        >>> model = torch.nn.Linear(2, 1)
+        >>> updater = ms.Updater(model, torch.optim.SGD(model.parameters(), lr=0.1),
+        ...                      clip=ms.ByGlobalNorm(1.0))
+        >>> def loss(model, batch):
+        ...     return (model(batch) - 1.0).square().sum()
+        >>> batches = [torch.ones(3, 2), torch.ones(1, 2)]
+        >>> for window in updater.windows(batches, size=2, count=ms.rows()):
+        ...     record = updater.update(window, loss)
+        >>> record.verdict, record.denominators, record.step
+        (<Verdict.APPLIED: 'applied'>, {'loss': 4}, 1)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: Rule | None = None,
+        precision: Precision | None = None,
+        nonfinite: Policy | None = None,
+        empty: Policy | None = None,
+        schedule: Schedule | None = None,
+        averaged_model: AveragesWeights | None = None,
+        sinks: Sequence[Callable[[UpdateRecord], None]] = (),
+    ) -> None:
+        check_optimizer(optimizer)
+        refuse_many_ranks(model, model.parameters())
+        self.model = model
+        self.optimizer = optimizer
+        self.clip: Rule = clip if clip is not None else ByGlobalNorm(math.inf)
+        self.precision: Precision = precision if precision is not None else FP32()
+        self.precision.check(parameters_of(optimizer))
+        self.nonfinite: Policy = nonfinite if nonfinite is not None else Raise()
+        self.empty: Policy = empty if empty is not None else Raise()
+        self.averaged_model = averaged_model
+        self.rates: Rates = rates_of(optimizer, schedule)
+        self.loss_scale: LossScale = self.precision.loss_scale()
+        self.clock = Clock()
+        self.cursor = Cursor()
+        report_strangers(model, optimizer)
+        self._sinks = [Guarded(sink) for sink in sinks]
+        self._parameters = list(model.parameters())
+        self._autocast = autocast_of(self.precision, self._parameters)
+        self._window: Window[Any] | None = None
+        self._empty = self.empty
+        self._rerun: Callable[[], int | None] | None = None
+        self._started = time.perf_counter()
+
+    # -- the doors ------------------------------------------------------------------------------
+
+    def windows(
+        self,
+        batches: Iterable[Batch],
+        *,
+        size: int | None = None,
+        rows: int | None = None,
+        targets: int | None = None,
+        count: Count | None = None,
+        drop_tail: bool = False,
+        empty: Policy | None = None,
+    ) -> Iterator[Window[Batch]]:
+        """Cut one pass over the data into windows; one update each.
+
+        Exactly one of `size`, `rows` and `targets` says how. With `count` each window is read ahead
+        (host memory of one window) and its denominators are known before the first forward; without
+        it the counts come with the losses and one batch is read ahead. A window that was begun and
+        not stepped is dropped, gradients cleared, when the next begins or this iterator is closed.
+
+        Args:
+            batches: Microbatches, or with `rows` the batches to cut. Read once.
+            size: So many batches a window. The last window may be short; it has its own denominator.
+            rows: Each batch is a window, cut into microbatches of at most so many rows.
+            targets: As many batches a window as hold at least so many targets (of the first term).
+            count: What the mean is over, in one microbatch: a number, or one per loss term.
+            drop_tail: Leave out a last window that is short.
+            empty: Overrides the updater's policy for windows without targets.
+
+        Yields:
+            Each window, cleared and ready.
+
+        Raises:
+            ValueError: Not exactly one of the three, or one of them is below 1.
+        """
+        way = cutting_of(size=size, rows=rows, targets=targets, drop_tail=drop_tail, count=count)
+        return self._windows(batches, way, count, self.empty if empty is None else empty)
+
+    def update(
+        self,
+        window: Window[Batch] | Sequence[Batch],
+        loss: LossFunction[Batch],
+        *,
+        count: Count | None = None,
+    ) -> UpdateRecord:
+        """Run a whole window through the model and step.
+
+        Args:
+            window: A window of `windows`, or a list of microbatches to make one of.
+            loss: `loss(model, microbatch)` gives the loss sum: a tensor of shape [], a `LossSum`, or
+                one of these per term. It runs inside autocast.
+            count: For a list of microbatches, as in `windows`.
+
+        Returns:
+            The record of this update.
+
+        Raises:
+            WindowError: The loss is not what its window needs; see `Window.backward`.
+            EmptyWindow: Nothing was counted, and the policy is to raise.
+            NonFiniteGradient: By policy; names parameters and microbatch.
+        """
+        if not isinstance(window, Window):
+            self._started = time.perf_counter()
+            window = self._open(cut_of(list(window), count), self.empty)
+        random, seen = RandomState.capture_torch(), []
+        try:
+            for batch in window:
+                seen.append(batch)
+                with window.forward():
+                    value = loss(self.model, batch)
+                window.backward(value)
+            self._rerun = lambda: self._first_bad(window, seen, loss, random)
+            return window.step()
+        finally:
+            self._rerun = None
+            if not window.ended:
+                self._drop(window)
+
+    def report_metric(self, metric: float) -> None:
+        """Give a `ReduceLROnPlateau` schedule its metric, whenever it was measured.
+
+        Args:
+            metric: What the scheduler watches, such as the held-out loss.
+
+        Raises:
+            ValueError: The schedule takes no metric.
+        """
+        self.rates.report(metric)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give everything but model, optimizer and random state, as plain values and tensors.
+
+        Raises:
+            WindowError: A window is open; its gradients would be lost.
+        """
+        if self._window is not None and not self._window.ended:
+            raise WindowError(
+                "The state was asked for inside a window, whose gradients would be lost. Save after "
+                "`window.step()`."
+            )
+        return {
+            "clock": self.clock.state_dict(),
+            "loss_scale": self.loss_scale.state_dict(),
+            "rates": self.rates.state_dict(),
+            "clip": self.clip.state_dict(),
+            "cursor": self.cursor.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from an earlier run; the next `windows` reads on at its place in the data.
+
+        Raises:
+            ValueError: The loss scale is on in one run and off in the other.
+        """
+        self.loss_scale.load_state_dict(state["loss_scale"])
+        self.clock.load_state_dict(state["clock"])
+        self.clip.load_state_dict(state["clip"])
+        self.rates.load_state_dict(state["rates"], self.clock.step)
+        self.cursor.load_state_dict(state["cursor"])
+
+    # -- the order ------------------------------------------------------------------------------
+
+    def _finish(self, window: Window[Any]) -> UpdateRecord:
+        """Look, judge, clip, step, tick, record."""
+        if not any(window.denominators.values()):
+            return self._end_empty(window)
+        gradients = self._gradients_of(window)
+        grad_norm = gradients.norm(self.clip.p)
+        if not math.isfinite(grad_norm):
+            return self._end_nonfinite(window, gradients, grad_norm)
+        attempt = Attempt(self.clock.step, window.loss_mean())
+        decision = self.clip.decide(gradients, attempt)
+        if decision.skip:
+            return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
+        step(self.optimizer, gradients)
+        self.clip.commit(decision)
+        if self.averaged_model is not None:
+            self.averaged_model.update_parameters(self.model)
+        return self._end(window, Verdict.APPLIED, grad_norm, decision)
+
+    def _end(
+        self,
+        window: Window[Any],
+        verdict: Verdict,
+        grad_norm: float | None = None,
+        decision: Decision = _UNDECIDED,
+        num_nonfinite: int = 0,
+    ) -> UpdateRecord:
+        """Tick the clocks, each by its own rule, and write the record."""
+        lr = lr_of(self.optimizer)  # before the schedule moves it
+        window.ended = True
+        self.cursor.mark()
+        self.clock.tick(
+            verdict,
+            num_microbatches=window.num_microbatches,
+            denominators=window.denominators,
+        )
+        if verdict is not Verdict.SKIPPED_EMPTY:
+            self.loss_scale.update(found_inf=verdict is Verdict.SKIPPED_NONFINITE)
+        if verdict.applied:
+            self.rates.tick(self.clock.step)
+        else:
+            self._clear()
+        record = UpdateRecord(
+            update=self.clock.update,
+            step=self.clock.step,
+            verdict=verdict,
+            num_microbatches=window.num_microbatches,
+            denominators=window.denominators,
+            loss_means=window.loss_means(),
+            loss_mean=window.loss_mean(),
+            grad_norm=grad_norm,
+            clip_coefficient=decision.coefficient,
+            clipped=decision.clipped,
+            lr=lr,
+            loss_scale=window.scale,
+            num_nonfinite=num_nonfinite,
+            seconds=time.perf_counter() - self._started,
+        )
+        for sink in self._sinks:
+            sink(record)
+        return record
+
+    def _end_empty(self, window: Window[Any]) -> UpdateRecord:
+        if self._empty.goes_on(self.clock.skipped_in_a_row, explained=False):
+            return self._end(window, Verdict.SKIPPED_EMPTY)
+        self._drop(window)
+        raise EmptyWindow(
+            f"Window {self.clock.update + 1}: nothing was counted in {window.num_microbatches} "
+            "microbatches, so the mean loss is 0/0. Leave fully masked batches out, count "
+            "something else, or pass `empty=ms.Skip()`."
+        )
+
+    def _end_nonfinite(
+        self, window: Window[Any], gradients: Gradients, grad_norm: float
+    ) -> UpdateRecord:
+        counts = gradients.num_nonfinite()
+        microbatch = window.first_nonfinite()
+        explained = microbatch is None and self.loss_scale.explains_overflow()
+        if self.nonfinite.goes_on(self.clock.skipped_in_a_row, explained=explained):
+            return self._end(
+                window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=sum(counts)
+            )
+        names = names_of(self.model, gradients.parameters)
+        by_name = {name: n for name, n in zip(names, counts, strict=True) if n}
+        if microbatch is None and self._rerun is not None:
+            microbatch = self._rerun()
+        self._drop(window)
+        raise nonfinite_error(by_name, microbatch, update=self.clock.update + 1)
+
+    # -- windows, opened and dropped ------------------------------------------------------------
+
+    def _windows(
+        self,
+        batches: Iterable[Batch],
+        way: Cutting,
+        count: Count | None,
+        empty: Policy,
+    ) -> Iterator[Window[Batch]]:
+        cuts = way.cuts(self.cursor.open(batches), count)
+        window: Window[Batch] | None = None
+        try:
+            while True:
+                started = time.perf_counter()
+                cut = next(cuts, None)
+                if cut is None:
+                    break
+                window = self._open(cut, empty)
+                self._started = started
+                yield window
+        finally:
+            if window is not None and not window.ended:
+                self._drop(window)
+        self.cursor.close()
+        self.clock.epoch += 1
+
+    def _open(self, cut: Cut[Batch], empty: Policy) -> Window[Batch]:
+        if self._window is not None and not self._window.ended:
+            self._drop(self._window)
+        self._clear()
+        self._empty = empty
+        self._window = window = Window(
+            cut,
+            scale=self.loss_scale.value,
+            autocast=self._autocast,
+            step=self._finish,
+            gradients=self._bring,
+            look=self._look if self.nonfinite.every_microbatch else None,
+        )
+        return window
+
+    def _drop(self, window: Window[Any]) -> None:
+        window.ended = True
+        self.cursor.mark()
+        self._clear()
+
+    def _clear(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        for group in self.optimizer.param_groups:  # also those added since
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _gradients_of(self, window: Window[Any]) -> Gradients:
+        gradients = Gradients(parameters_of(self.optimizer), factor=window.unit)
+        if not gradients.tensors:
+            raise WindowError(
+                "No parameter of the optimizer got a gradient, though a backward ran, so the step "
+                "would do nothing. Check that the optimizer was made from this model's parameters "
+                "and that they require gradients."
+            )
+        return gradients
+
+    def _bring(self, window: Window[Any]) -> None:
+        if any(window.denominators.values()):
+            self._gradients_of(window).apply_()
+
+    def _look(self) -> bool:
+        return math.isfinite(Gradients(parameters_of(self.optimizer)).norm())
+
+    def _first_bad(
+        self,
+        failed: Window[Batch],
+        microbatches: Sequence[Batch],
+        loss: LossFunction[Batch],
+        random: RandomState,
+    ) -> int | None:
+        """Run a failed window's microbatches again, with the same draws, to find who broke it."""
+        after, buffers = RandomState.capture_torch(), Buffers(self.model)
+        random.restore()
+        self._clear()
+        probe = failed.again(microbatches, look=self._look)
+        try:
+            for batch in probe:
+                with probe.forward():
+                    value = loss(self.model, batch)
+                probe.backward(value)
+                if probe.first_nonfinite() is not None:
+                    break
+        finally:
+            after.restore()
+            buffers.restore()
+        return probe.first_nonfinite()
