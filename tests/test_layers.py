@@ -27,8 +27,8 @@ TIERS = (
         "nonfinite",
         "clip",
         "observers",
+        "blame",
         "cursor",
-        "ownership",
         "rates",
         "stepping",
     ),
@@ -137,17 +137,20 @@ def fault_of_import(name: str, unit: str, target: str) -> str | None:
 
 def layer_faults(root: Path) -> list[str]:
     """Each import that goes up or across, as `file:line: why`."""
-    faults = []
-    for path in sorted(root.rglob("*.py")):
-        name, place = dotted_name(path, root), path.relative_to(root)
-        unit = unit_of(name)
-        if unit is None:
-            faults.append(f"{place}: `{name}` is in no tier: give it a place in the table")
-            continue
-        for target, line in imports_of(path, root):
-            if (fault := fault_of_import(name, unit, target)) is not None:
-                faults.append(f"{place}:{line}: {fault}")
-    return faults
+    names = {path: dotted_name(path, root) for path in sorted(root.rglob("*.py"))}
+    unplaced = [
+        f"{path.relative_to(root)}: `{name}` is in no tier: give it a place in the table"
+        for path, name in names.items()
+        if unit_of(name) is None
+    ]
+    # Without a place, neither its imports nor those of it can be judged.
+    return unplaced or [
+        f"{path.relative_to(root)}:{line}: {fault}"
+        for path, name in names.items()
+        if (unit := unit_of(name)) is not None
+        for target, line in imports_of(path, root)
+        if (fault := fault_of_import(name, unit, target)) is not None
+    ]
 
 
 def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -45,9 +45,9 @@ def num_rows(batch: object) -> int:
     if len(set(lengths.values())) > 1:
         seen = ", ".join(f"`{path or 'batch'}` {length}" for path, length in lengths.items())
         raise ValueError(
-            f"The parts of a batch disagree on its rows: {seen}. Cutting it would pair rows that do "
-            "not belong together. Give every tensor the rows as its first dimension, or make shared "
-            "ones 0-d."
+            f"The parts of a batch disagree on its rows: {seen}. Cutting it would pair rows that "
+            "do not belong together. Give every tensor the rows as its first dimension, or make "
+            "shared ones 0-d."
         )
     return next(iter(lengths.values()))
 
@@ -135,8 +135,8 @@ def _slice(batch: Any, total: int, start: int, stop: int) -> Any:
     if isinstance(batch, list) and _is_column(batch):
         if len(batch) != total:
             raise ValueError(
-                f"A list of {len(batch)} items lies beside tensors of {total} rows, so it cannot be "
-                "cut along rows. Make it one item per row, or a tuple if it is shared."
+                f"A list of {len(batch)} items lies beside tensors of {total} rows, so it cannot "
+                "be cut along rows. Make it one item per row, or a tuple if it is shared."
             )
         return batch[start:stop]
     if isinstance(batch, Mapping):

@@ -63,8 +63,8 @@ def report_strangers(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
     if unstepped:
         _warn(
             f"{len(unstepped)} trainable parameters of the model are not in the optimizer: "
-            f"{_list(unstepped)}. They get gradients and are neither clipped nor stepped. Add them, "
-            "set `requires_grad_(False)`, or give this Updater only the part it trains."
+            f"{_list(unstepped)}. They get gradients and are neither clipped nor stepped. Add "
+            "them, set `requires_grad_(False)`, or give this Updater only the part it trains."
         )
     owned = {id(p) for p in model.parameters()}
     foreign = [
@@ -75,9 +75,9 @@ def report_strangers(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
     ]
     if foreign:
         _warn(
-            f"{len(foreign)} parameters of the optimizer are not in the model: {_list(foreign)}. If "
-            "the model was made again or moved after the optimizer was, the optimizer steps tensors "
-            "that nobody uses. Make the optimizer from the present `model.parameters()`."
+            f"{len(foreign)} parameters of the optimizer are not in the model: {_list(foreign)}. "
+            "If the model was made again or moved after the optimizer was, the optimizer steps "
+            "tensors that nobody uses. Make the optimizer from the present `model.parameters()`."
         )
 
 

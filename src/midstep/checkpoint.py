@@ -1,8 +1,8 @@
 """Checkpoints: a run saved at a window boundary, whole or not at all, and the way back into it.
 
-The continued run is the uninterrupted run, bit for bit: model, optimizer, schedule, loss scale, clip
-statistics, clocks, random streams and the place in the data all return. A file holds plain values and
-tensors only and is read with `torch.load(weights_only=True)`.
+The continued run is the uninterrupted run, bit for bit: model, optimizer, schedule, loss scale,
+clip statistics, clocks, random streams and the place in the data all return. A file holds plain
+values and tensors only and is read with `torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def save(
 ) -> None:
     """Save a run between two windows.
 
-    Written beside `path`, synced to disk and renamed, so that a kill at any moment leaves either the
-    old checkpoint or the new one. Costs a write of weights and optimizer state, and with a stateful
-    loader its own state.
+    Written beside `path`, synced to disk and renamed, so that a kill at any moment leaves either
+    the old checkpoint or the new one. Costs a write of weights and optimizer state, and with a
+    stateful loader its own state.
 
     Args:
         path: The file; its folder is made.
@@ -86,20 +86,20 @@ def save(
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         raise CheckpointError(
-            f"`{path}` could not be written: {_cause(error)}. The checkpoint saved before, if any, is "
-            "whole. Free space, or save to another folder."
+            f"`{path}` could not be written: {_cause(error)}. The checkpoint saved before, if any, "
+            "is whole. Free space, or save to another folder."
         ) from error
 
 
 def load(path: str | os.PathLike[str], updater: Updater) -> dict[str, Any]:
     """Go on from a saved run.
 
-    Everything is checked before anything is changed. Afterwards the next `updater.windows(loader, ...)`
-    reads on at the saved place.
+    Everything is checked before anything is changed. Afterwards the next `updater.windows(loader,
+    ...)` reads on at the saved place.
 
     Args:
         path: What `save` wrote.
-        updater: Made as the saved one was: same model, optimizer, precision, clip rule and schedule.
+        updater: Made as the saved one was: same model, optimizer, precision, clip rule, schedule.
 
     Returns:
         The `extra` it was saved with.
@@ -163,8 +163,8 @@ def _require_plain(value: object, path: str) -> None:
     elif isinstance(value, _PLAIN):
         return
     raise TypeError(
-        f"The state at `{path}` is a `{type(value).__name__}`, which a safe load would refuse to read "
-        "back. Keep plain numbers, strings, lists, dicts and tensors in states that are saved."
+        f"The state at `{path}` is a `{type(value).__name__}`, which a safe load would refuse to "
+        "read back. Keep plain numbers, strings, lists, dicts and tensors in states that are saved."
     )
 
 
@@ -203,8 +203,8 @@ def _check_kinds(path: Path, saved: Mapping[str, str], ours: Mapping[str, str]) 
     for what, kind in ours.items():
         if saved.get(what) != kind:
             raise CheckpointError(
-                f"`{path}` was saved with {what} `{saved.get(what)}`, and this run has `{kind}`, for "
-                "which its state means nothing. Nothing was changed. Resume with the same."
+                f"`{path}` was saved with {what} `{saved.get(what)}`, and this run has `{kind}`, "
+                "for which its state means nothing. Nothing was changed. Resume with the same."
             )
 
 
@@ -231,8 +231,8 @@ def _check_groups(path: Path, saved: Mapping[str, Any], optimizer: torch.optim.O
     now = [len(group["params"]) for group in optimizer.param_groups]
     if before != now:
         raise CheckpointError(
-            f"`{path}` was saved with {before} parameters in the optimizer's groups, and this run has "
-            f"{now}. Nothing was changed. Add the same groups before loading."
+            f"`{path}` was saved with {before} parameters in the optimizer's groups, and this run "
+            f"has {now}. Nothing was changed. Add the same groups before loading."
         )
 
 

@@ -1,8 +1,8 @@
 """Counts: what the mean loss of a batch is over.
 
 A count function takes a microbatch and returns a number, or a dict of one number per loss term. It
-runs before any forward, on the batch as the loader made it: on tensors in host memory it costs a read
-of the labels; on an accelerator also one host sync a microbatch.
+runs before any forward, on the batch as the loader made it: on tensors in host memory it costs a
+read of the labels; on an accelerator also one host sync a microbatch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ class _Targets:
         labels = _find(batch, self.key)
         if labels.is_floating_point():
             raise TypeError(
-                f"`targets()`: labels are {labels.dtype}, so they are no class indices and no label "
-                "is `ignore_index`. For probabilities count `rows()`, for regression `elements()`."
+                f"`targets()`: labels are {labels.dtype}, so they are no class indices and no "
+                "label is `ignore_index`. For probabilities count `rows()`, for regression "
+                "`elements()`."
             )
         if self.shift:
             labels = labels[..., 1:]
@@ -55,7 +56,8 @@ def targets(
 ) -> Callable[[Any], float]:
     """Count supervised targets: the denominator of torch's mean cross entropy.
 
-        count = number of labels != ignore_index; with class weights the sum of weight[label] over them
+        count = number of labels != ignore_index; with class weights the sum of weight[label] over
+        them
 
     Args:
         ignore_index: The label that is no target.

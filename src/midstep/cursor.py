@@ -1,9 +1,9 @@
 """The cursor: where in the data a run is, so that a resumed run reads on at the next row.
 
 A loader that keeps its own place (`state_dict` and `load_state_dict`, as torchdata's
-`StatefulDataLoader`) is asked for it. Any other is replayed: the random state its pass began with is
-put back, as many batches are read as were used, and the random state of the checkpoint returns. A
-shuffled `DataLoader` therefore gives the very batches that the uninterrupted run would have read.
+`StatefulDataLoader`) is asked for it. Any other is replayed: the random state its pass began with
+is put back, as many batches are read as were used, and the random state of the checkpoint returns.
+A shuffled `DataLoader` therefore gives the very batches that the uninterrupted run would have read.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _resumed(loader: Iterable[Batch], resume: Mapping[str, Any]) -> Iterator[Bat
     if None not in (length, resume["length"]) and length != resume["length"]:
         raise CheckpointError(
             f"The loader has {length} batches; the one this checkpoint was saved with had "
-            f"{resume['length']}, so its place in the data means nothing here. Resume with the same "
-            "data and batch size."
+            f"{resume['length']}, so its place in the data means nothing here. Resume with the "
+            "same data and batch size."
         )
     now = RandomState.capture()
     if resume["loader"] is not None:
@@ -146,7 +146,7 @@ def _replayed(loader: Iterable[Batch], start: Mapping[str, Any], count: int) -> 
             next(batches)
         except StopIteration:
             raise CheckpointError(
-                f"The loader ended after {index} batches; the checkpoint was saved after {count} of "
-                "a pass, so its place in the data means nothing here. Resume with the same data."
+                f"The loader ended after {index} batches; the checkpoint was saved after {count} "
+                "of a pass, so its place in the data means nothing here. Resume with the same data."
             ) from None
     return batches

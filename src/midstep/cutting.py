@@ -144,8 +144,8 @@ def cutting_of(
     """
     if sum(way is not None for way in (size, rows, targets)) != 1:
         raise ValueError(
-            f"`windows(size={size}, rows={rows}, targets={targets})`: pass exactly one of the three, "
-            "because each says in its own way which microbatches make one update."
+            f"`windows(size={size}, rows={rows}, targets={targets})`: pass exactly one of the "
+            "three, because each says in its own way which microbatches make one update."
         )
     if size is not None:
         return BySize(size, drop_tail)
@@ -159,8 +159,9 @@ def cutting_of(
     assert targets is not None
     if count is None:
         raise ValueError(
-            f"`windows(targets={targets})` without `count=`: how many batches make a window must be "
-            'known before its first forward. Pass `count=`, for example `ms.targets(key="labels")`.'
+            f"`windows(targets={targets})` without `count=`: how many batches make a window must "
+            "be known before its first forward. Pass `count=`, for example "
+            '`ms.targets(key="labels")`.'
         )
     return ByTargets(targets, drop_tail)
 
@@ -206,7 +207,9 @@ def checked_count(value: Any, term: str) -> float:
     is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
     if not is_number or not math.isfinite(number) or number < 0:
         raise WindowError(
-            f"The count of `{term}` is `{value!r}`, and a mean loss can only be over a finite number "
-            "of at least 0. Return how many targets (or how much weight) the loss is summed over."
+            f"The count of `{term}` is `{value!r}`, and a mean loss can only be over a finite "
+            "number of at least 0. Return how many targets (or how much weight) the loss is summed "
+            "over."
         )
-    return number
+    found: float = number
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own spelling
+import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = ["LossSum", "cross_entropy"]
@@ -21,8 +21,8 @@ class LossSum:
 
         loss_mean = sum over microbatches and ranks of `sum` / the same sum of `count`
 
-    In a streamed window the count becomes part of the denominator. In a counted window it is checked
-    against what the window counted, so that a loss and its count cannot part unnoticed.
+    In a streamed window the count becomes part of the denominator. In a counted window it is
+    checked against what the window counted, so that a loss and its count cannot part unnoticed.
 
     Attributes:
         sum: The summed loss. Shape [], with a graph.
@@ -72,11 +72,11 @@ def cross_entropy(
 ) -> LossSum:
     """Sum the cross entropy over the targets and count them as torch's own mean would.
 
-        sum = sum over targets of loss,   count = number of targets, or with class weights the sum of
-        weight[label] over them: torch's `reduction="mean"` is exactly sum / count.
+        sum = sum over targets of loss,   count = number of targets, or with class weights the sum
+        of weight[label] over them: torch's `reduction="mean"` is exactly sum / count.
 
-    bf16 and fp16 logits are taken to float32 first: a sum over thousands of targets does not fit in 8
-    or 11 bits. Costs one float32 copy of such logits; no host sync.
+    bf16 and fp16 logits are taken to float32 first: a sum over thousands of targets does not fit in
+    8 or 11 bits. Costs one float32 copy of such logits; no host sync.
 
     Args:
         logits: Scores. Shape [..., num_classes], or torch's [rows, num_classes, d1, ...] when that
@@ -135,7 +135,7 @@ def cross_entropy(
 def _shape_error(logits: Tensor, labels: Tensor, *, shift: bool) -> ValueError:
     wanted = "[..., time]" if shift else "[...] or torch's [rows, d1, ...]"
     return ValueError(
-        f"`cross_entropy(shift={shift})`: labels of shape {list(labels.shape)} do not fit logits of "
-        f"shape {list(logits.shape)}, so targets and scores would be paired wrongly. Pass logits of "
-        f"shape [..., num_classes] and labels of shape {wanted}."
+        f"`cross_entropy(shift={shift})`: labels of shape {list(labels.shape)} do not fit logits "
+        f"of shape {list(logits.shape)}, so targets and scores would be paired wrongly. Pass "
+        f"logits of shape [..., num_classes] and labels of shape {wanted}."
     )

@@ -1,7 +1,8 @@
 """Policies: what to do with a window that cannot be stepped on.
 
-Two answers. `Raise` stops the run before anything is touched; `Skip` records the window and goes on,
-for so many in a row. The same two serve a gradient that is not finite and a window without targets.
+Two answers. `Raise` stops the run before anything is touched; `Skip` records the window and goes
+on, for so many in a row. The same two serve a gradient that is not finite and a window without
+targets.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ class Policy(Protocol):
 class Raise:
     """Raise on the first window that cannot be stepped on; nothing was touched.
 
-    The error names the parameters, the number of entries and the microbatch. Which microbatch it was
-    shows in its loss; where every loss was finite, `Updater.update` runs the window's microbatches
-    again, one by one and with the same random draws, to find it.
+    The error names the parameters, the number of entries and the microbatch. Which microbatch it
+    was shows in its loss; where every loss was finite, `Updater.update` runs the window's
+    microbatches again, one by one and with the same random draws, to find it.
 
     Attributes:
-        every_microbatch: Look after each backward, for loops of one's own, whose microbatches cannot
-            be run again. Costs one read of the gradients a microbatch; on an accelerator a host sync.
+        every_microbatch: Look after each backward, for loops of one's own, whose microbatches
+        cannot
+            be run again. Costs one read of the gradients a microbatch; on an accelerator a host
+            sync.
 
     Example:
         >>> Raise().goes_on(skipped_in_a_row=0, explained=False)

@@ -1,8 +1,8 @@
 """Precision: what the forward computes in, and what the loss is multiplied by in backward.
 
 float16 has five exponent bits, so small gradients vanish unless the loss is scaled up; the scale is
-one number for a whole window and moves only between windows. bfloat16 and float32 need none. The order
-(backward, unscale, look, clip, step, move the scale) is the updater's, not the caller's.
+one number for a whole window and moves only between windows. bfloat16 and float32 need none. The
+order (backward, unscale, look, clip, step, move the scale) is the updater's, not the caller's.
 """
 
 from __future__ import annotations
@@ -235,7 +235,8 @@ class LossScale:
         if bool(state) is not self.is_dynamic:
             raise ValueError(
                 f"The saved loss scale is {'on' if state else 'off'} and this precision has it "
-                f"{'on' if self.is_dynamic else 'off'}. Load it with the precision it was saved with."
+                f"{'on' if self.is_dynamic else 'off'}. Load it with the precision it was saved "
+                "with."
             )
         if not state:
             return

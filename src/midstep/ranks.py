@@ -25,6 +25,6 @@ def refuse_many_ranks(model: torch.nn.Module, parameters: Iterable[Tensor]) -> N
     for parameter in parameters:
         if hasattr(parameter, "device_mesh"):
             raise NotImplementedError(
-                f"`Updater`: a parameter of `{type(model).__name__}` is a DTensor, whose norm would "
-                "be that of one shard. This version of midstep trains plain tensors."
+                f"`Updater`: a parameter of `{type(model).__name__}` is a DTensor, whose norm "
+                "would be that of one shard. This version of midstep trains plain tensors."
             )

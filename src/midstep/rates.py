@@ -64,8 +64,8 @@ def rates_of(optimizer: torch.optim.Optimizer, schedule: Schedule | None) -> Rat
     if callable(schedule):
         return _ClosedForm(optimizer, schedule)
     raise TypeError(
-        f"`schedule` is a `{type(schedule).__name__}`. Pass a torch LRScheduler, or a function from "
-        "the number of applied updates to the factor on the base rate."
+        f"`schedule` is a `{type(schedule).__name__}`. Pass a torch LRScheduler, or a function "
+        "from the number of applied updates to the factor on the base rate."
     )
 
 

@@ -67,10 +67,11 @@ class UpdateRecord:
         ...     clip_coefficient=0.5, clipped=True, lr=[3e-4], loss_scale=1.0, num_nonfinite=0,
         ...     seconds=0.125)
         >>> print(record)
-        update 3 applied | loss 2.5000 | norm 2.000 clipped x0.500 | lr 3.00e-04 | 512 targets in 4 microbatches | 0.125 s
+        update 3 applied | loss 2.5000 | norm 2.000 clipped x0.500 | lr 3.00e-04 | 512 targets in 4
+        microbatches | 0.125 s
         >>> UpdateRecord.from_json(record.to_json()) == record
         True
-    """  # noqa: E501 - a record is one line
+    """
 
     update: int
     step: int

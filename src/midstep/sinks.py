@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Self
 
 from .records import UpdateRecord
 
@@ -70,7 +70,7 @@ class JsonLines:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> JsonLines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -20,8 +20,8 @@ __all__ = ["Buffers", "RandomState"]
 class RandomState:
     """Every random stream a training step can draw from: python, numpy, torch, CUDA.
 
-    Plain values and tensors only, so that `torch.load(weights_only=True)` reads it back. Costs about
-    10 kB and 30 microseconds; with CUDA one small copy a device.
+    Plain values and tensors only, so that `torch.load(weights_only=True)` reads it back. Costs
+    about 10 kB and 30 microseconds; with CUDA one small copy a device.
 
     Example:
         >>> before = RandomState.capture()
@@ -43,13 +43,13 @@ class RandomState:
             python=random.getstate(),
             numpy=_numpy_state(),
             torch_cpu=torch.get_rng_state(),
-            cuda=torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            cuda=torch.cuda.get_rng_state_all() if _has_cuda() else [],
         )
 
     @classmethod
     def capture_torch(cls) -> RandomState:
-        """Copy the state of torch's streams alone: all that a forward draws from, in 3 microseconds."""
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        """Copy the state of torch's streams: all a forward draws from, in 3 microseconds."""
+        cuda = torch.cuda.get_rng_state_all() if _has_cuda() else []
         return cls(python=None, numpy=None, torch_cpu=torch.get_rng_state(), cuda=cuda)
 
     def restore(self) -> None:
@@ -73,16 +73,22 @@ class RandomState:
         return cls(**{f.name: state[f.name] for f in dataclasses.fields(cls)})
 
 
+def _has_cuda() -> bool:
+    # Asking for the state of a device nobody has used would start CUDA.
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def _numpy_state() -> dict[str, Any] | None:
     import numpy as np
 
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002 - the global one
+    state = np.random.get_state(legacy=False)  # noqa: NPY002 - the global one
+    assert isinstance(state, dict)
     return {
-        "name": str(name),
-        "keys": torch.from_numpy(keys.astype("int64")),
-        "position": int(position),
-        "has_gauss": int(has_gauss),
-        "cached": float(cached),
+        "name": state["bit_generator"],
+        "keys": torch.from_numpy(state["state"]["key"].astype("int64")),
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "cached": float(state["gauss"]),
     }
 
 

@@ -1,8 +1,8 @@
 """Stepping: one optimizer step with the gradient times its factor, in as few passes as there are.
 
-The fused optimizers (`fused=True`: Adam, AdamW, SGD, Adagrad) divide by `grad_scale` while they read
-the gradient anyway, and write the true gradient back to `.grad`. The others get one multiplication
-before, none when the factor is 1.
+The fused optimizers (`fused=True`: Adam, AdamW, SGD, Adagrad) divide by `grad_scale` while they
+read the gradient anyway, and write the true gradient back to `.grad`. The others get one
+multiplication before, none when the factor is 1.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def check_optimizer(optimizer: object) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(
-            f"`{type(optimizer).__name__}.step(closure)` evaluates the loss as often as it likes, so "
-            "there is no one gradient of a window to clip and no one update to count. Use it with a "
-            "loop of its own, or take an optimizer that steps on `.grad`."
+            f"`{type(optimizer).__name__}.step(closure)` evaluates the loss as often as it likes, "
+            "so there is no one gradient of a window to clip and no one update to count. Use it "
+            "with a loop of its own, or take an optimizer that steps on `.grad`."
         )
 
 

@@ -56,14 +56,14 @@ class Updater:
 
         gradient = sum over microbatches of grad(loss_sum) / denominator
 
-    However a batch is cut, the gradient is the same up to rounding. What is clipped is exactly what the
-    optimizer steps. A skipped update leaves no trace in weights, optimizer state, schedule, clip
-    statistics or averaged weights. After an applied update every `.grad` holds the true clipped
-    gradient, until the next window clears it.
+    However a batch is cut, the gradient is the same up to rounding. What is clipped is exactly what
+    the optimizer steps. A skipped update leaves no trace in weights, optimizer state, schedule,
+    clip statistics or averaged weights. After an applied update every `.grad` holds the true
+    clipped gradient, until the next window clears it.
 
-    Costs beside forward, backward and the optimizer: one read of the gradients (their norm), and one
-    multiplication where a division, a loss scale or a clip coefficient is open and the optimizer is not
-    fused. On an accelerator one host sync an update.
+    Costs beside forward, backward and the optimizer: one read of the gradients (their norm), and
+    one multiplication where a division, a loss scale or a clip coefficient is open and the
+    optimizer is not fused. On an accelerator one host sync an update.
 
     Args:
         model: Whose parameters are trained; may be compiled or wrapped.
@@ -72,8 +72,8 @@ class Updater:
         precision: What the forward runs in, and how the loss is scaled. `FP32()` by default.
         nonfinite: What to do when a gradient is not finite. `Raise()` by default.
         empty: What to do with a window without targets. `Raise()` by default.
-        schedule: A torch scheduler of this optimizer, or a function from the number of applied updates
-            to the factor on each group's base rate. Ticks after applied updates only.
+        schedule: A torch scheduler of this optimizer, or a function from the number of applied
+            updates to the factor on each group's base rate. Ticks after applied updates only.
         averaged_model: An average of the weights, kept up after applied updates.
         sinks: Called with each record. One that fails warns once and never stops the run.
 
@@ -158,7 +158,7 @@ class Updater:
 
         Args:
             batches: Microbatches, or with `rows` the batches to cut. Read once.
-            size: So many batches a window. The last window may be short; it has its own denominator.
+            size: So many batches a window. The last may be short; it has its own denominator.
             rows: Each batch is a window, cut into microbatches of at most so many rows.
             targets: As many batches a window as hold at least so many targets (of the first term).
             count: What the mean is over, in one microbatch: a number, or one per loss term.
@@ -185,8 +185,8 @@ class Updater:
 
         Args:
             window: A window of `windows`, or a list of microbatches to make one of.
-            loss: `loss(model, microbatch)` gives the loss sum: a tensor of shape [], a `LossSum`, or
-                one of these per term. It runs inside autocast.
+            loss: `loss(model, microbatch)` gives the loss sum: a tensor of shape [], a `LossSum`,
+                or one of these per term. It runs inside autocast.
             count: For a list of microbatches, as in `windows`.
 
         Returns:
@@ -233,8 +233,8 @@ class Updater:
         """
         if self._window is not None and not self._window.ended:
             raise WindowError(
-                "The state was asked for inside a window, whose gradients would be lost. Save after "
-                "`window.step()`."
+                "The state was asked for inside a window, whose gradients would be lost. Save "
+                "after `window.step()`."
             )
         return {
             "clock": self.clock.state_dict(),

@@ -43,7 +43,7 @@ class _Forward:
         self._autocast = None if autocast is None else autocast()
 
     def __enter__(self) -> None:
-        self._window._has_forward = True
+        self._window.has_forward = True
         if self._autocast is not None:
             self._autocast.__enter__()
 
@@ -87,7 +87,6 @@ class Window(Generic[Batch]):
         "_divisor",
         "_first_bad",
         "_gradients",
-        "_has_forward",
         "_is_settled",
         "_last_done",
         "_look",
@@ -98,6 +97,7 @@ class Window(Generic[Batch]):
         "_step",
         "denominators",
         "ended",
+        "has_forward",
         "index",
         "is_last",
         "loss_sums",
@@ -122,7 +122,7 @@ class Window(Generic[Batch]):
         self._gradients = gradients
         self._look = look
         self._first_bad: int | None = None
-        self._has_forward = False
+        self.has_forward = False
         self._num_backward = 0
         self._last_done: dict[str, int] = {}  # by term, the last microbatch that had a backward
         self._is_settled = False
@@ -142,7 +142,7 @@ class Window(Generic[Batch]):
         for batch, is_last in self._pull:
             self.index += 1
             self.is_last = is_last
-            self._has_forward = False
+            self.has_forward = False
             yield batch
 
     @property
@@ -188,7 +188,7 @@ class Window(Generic[Batch]):
         """
         if self.ended or self._is_settled or self.index < 0:
             raise self._misuse()
-        if self._autocast is not None and not self._has_forward:
+        if self._autocast is not None and not self.has_forward:
             raise WindowError(
                 "`window.backward()` without `with window.forward():` around this microbatch's "
                 "forward, so it ran without the autocast that was asked for. Put the forward and "
@@ -311,15 +311,16 @@ class Window(Generic[Batch]):
         last_done = self._last_done.get(term, -1)
         if last_done >= self.index:
             raise WindowError(
-                f"`window.backward()` ran twice for term `{term}` of microbatch {self.index}, so it "
-                "would count twice. Call it once a microbatch, with all terms in one dict, inside "
-                "the loop over the window."
+                f"`window.backward()` ran twice for term `{term}` of microbatch {self.index}, so "
+                "it would count twice. Call it once a microbatch, with all terms in one dict, "
+                "inside the loop over the window."
             )
         self._last_done[term] = self.index
         if isinstance(loss, LossSum):
+            carried = loss.count
             if count is not None:
-                self._check_same(term, checked_count(count, term), checked_count(loss.count, term))
-            loss, count = loss.sum, loss.count
+                self._check_same(term, checked_count(count, term), checked_count(carried, term))
+            loss, count = loss.sum, carried
         if self._counts is None:
             found = self._stream(term, count)
         else:
@@ -353,8 +354,8 @@ class Window(Generic[Batch]):
         if counted == carried or math.isclose(counted, carried, rel_tol=1e-6):
             return
         raise CountMismatch(
-            f"Microbatch {self.index}: the loss term `{term}` is a sum over {carried:,.10g}, and the "
-            f"window's count found {counted:,.10g}, so the mean would be off by their ratio, "
+            f"Microbatch {self.index}: the loss term `{term}` is a sum over {carried:,.10g}, and "
+            f"the window's count found {counted:,.10g}, so the mean would be off by their ratio, "
             f"{_ratio(carried, counted)}. Make both see the same mask, shift and weights.",
             term=term,
             counted=counted,
@@ -367,12 +368,12 @@ class Window(Generic[Batch]):
         if seed is None:
             divisor = self.denominators[term] if self._divisor is None else self._divisor
             if loss.dtype not in _WIDE and self._divisor is None and len(self.denominators) == 1:
-                # 1/denominator in 8 or 11 bits would tilt the whole gradient by up to 0.4 %; a power
-                # of two is exact there, and the rest of the division is exact at the step.
+                # 1/denominator in 8 or 11 bits would tilt the whole gradient by up to 0.4 %; a
+                # power of two is exact there, and the rest of the division is exact at the step.
                 if self._num_backward and self._seeds:
                     raise WindowError(
-                        f"A {loss.dtype} loss after a wider one in the same window. Return the loss "
-                        "of every microbatch in float32."
+                        f"A {loss.dtype} loss after a wider one in the same window. Return the "
+                        "loss of every microbatch in float32."
                     )
                 self._divisor = divisor = 2.0 ** round(math.log2(divisor))
             value = self.scale / divisor
@@ -405,7 +406,8 @@ class Window(Generic[Batch]):
     def _wrong_terms(self, losses: Any) -> WindowError:
         return WindowError(
             f"The loss has terms {sorted(losses)}, the window counted {sorted(self.denominators)}. "
-            "Without its own denominator a term has no mean. Give `count` and `loss` the same terms."
+            "Without its own denominator a term has no mean. Give `count` and `loss` the same "
+            "terms."
         )
 
     def _misuse(self) -> WindowError:
@@ -424,8 +426,8 @@ class Window(Generic[Batch]):
 def _checked_loss(loss: object, *, needs_graph: bool) -> Tensor:
     if not isinstance(loss, Tensor):
         raise WindowError(
-            f"The loss is a `{type(loss).__name__}`, which has no gradient. Return the loss sum as a "
-            "tensor of shape [], or a `LossSum`."
+            f"The loss is a `{type(loss).__name__}`, which has no gradient. Return the loss sum as "
+            "a tensor of shape [], or a `LossSum`."
         )
     if loss.numel() != 1:
         raise WindowError(

@@ -19,6 +19,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+__all__ = [
+    "Batch",
+    "Corpus",
+    "PackedRows",
+    "Split",
+    "byte_frequency_baseline",
+    "held_out_loader",
+    "language_corpus",
+    "pack",
+    "reference_topics",
+    "split_documents",
+    "training_loader",
+    "without_copies",
+]
+
 VOCAB_SIZE = 256  # every byte; padding needs no id of its own, because nothing reads or predicts it
 NO_TARGET = -100  # in `labels`; the `ignore_index` of torch's cross entropy
 NO_DOCUMENT = -1  # in `document_ids`, where there is padding
@@ -53,7 +68,7 @@ class PackedRows(Dataset[Batch]):
     Labels are not shifted: the loss compares the logits of position t with `labels[t + 1]`. The
     first byte of each piece of text has no target, so no byte is predicted from another document.
 
-    Args:
+    Attributes:
         input_ids: Shape [rows, context], int64; bytes, and 0 where there is padding.
         labels: Same shape; equal to `input_ids` where there is a target, else `NO_TARGET`.
         document_ids: Same shape; counts the pieces of text along a row from 0, `NO_DOCUMENT`
@@ -165,9 +180,10 @@ def split_documents(documents: Mapping[str, str], *, fraction: float = 0.1) -> S
         ValueError: `fraction` is outside its range.
 
     Example:
-        >>> train, held_out = split_documents({title: title * 9 for title in "abcdefgh"}, fraction=0.3)
-        >>> sorted(train), sorted(held_out)
-        ()
+        >>> documents = {title: title * 9 for title in "abcdefgh"}
+        >>> train, held_out = split_documents(documents, fraction=0.3)
+        >>> list(train), list(held_out)
+        (['a', 'b', 'c', 'e', 'g', 'h'], ['d', 'f'])
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(
@@ -187,7 +203,7 @@ def split_documents(documents: Mapping[str, str], *, fraction: float = 0.1) -> S
 
 
 def pack(texts: Iterable[str], *, context: int = 256) -> PackedRows:
-    """Lay texts one after the other into rows of `context` bytes.
+    r"""Lay texts one after the other into rows of `context` bytes.
 
     A row ends where the next paragraph does not fit, and the rest of it is padding; a paragraph
     longer than a row is cut between its lines, a line longer than a row anywhere. So rows differ
@@ -202,11 +218,13 @@ def pack(texts: Iterable[str], *, context: int = 256) -> PackedRows:
         ValueError: `context` is too small to hold a byte and its target.
 
     Example:
-        >>> rows = pack(["one\n\ntwo\n", "3\n"], context=8)
-        >>> [bytes(row.tolist()) for row in rows.input_ids]
-        ()
-        >>> rows.document_ids.tolist()
-        ()
+        >>> packed = pack(["one\n\ntwo\n", "3\n"], context=8)
+        >>> [bytes(row) for row in packed.input_ids.tolist()]
+        [b'one\n\n\x00\x00\x00', b'\ntwo\n3\n\x00']
+        >>> packed.document_ids.tolist()
+        [[0, 0, 0, 0, 0, -1, -1, -1], [0, 0, 0, 0, 0, 1, 1, -1]]
+        >>> packed.labels.tolist()[1]
+        [-100, 116, 119, 111, 10, -100, 10, -100]
     """
     if context < 2:
         raise ValueError(
@@ -272,8 +290,9 @@ def byte_frequency_baseline(train: PackedRows, held_out: PackedRows) -> float:
         held_out: Rows whose targets are predicted.
 
     Example:
-        >>> byte_frequency_baseline(pack(["aaaa"]), pack(["ab"])) == math.log(259)
-        True
+        >>> train, held_out = pack(["aaaa"]), pack(["ab"])
+        >>> byte_frequency_baseline(train, held_out)  # log(256 + 3), as "b" was never a target
+        5.5568
     """
     counts = 1.0 + torch.bincount(train.targets, minlength=VOCAB_SIZE).double()
     return float((counts.sum().log() - counts.log())[held_out.targets].mean())

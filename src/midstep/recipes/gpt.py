@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["GPT", "GPTConfig"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTConfig:
     """The shape of a `GPT`, checked when it is made.
 
-    Args:
+    Attributes:
         vocab_size: Number of ids that are read and predicted; at least 1.
         width: Channels of the residual stream; a multiple of `2 * num_heads`.
         depth: Number of blocks; at least 1.
@@ -74,6 +76,15 @@ class GPTConfig:
         """
         return -(-8 * self.width // (3 * 16)) * 16
 
+    @property
+    def branch_scale(self) -> float:
+        """Size of what a branch first adds to the residual stream.
+
+        There are two branches in a block; scaled so, their sum does not grow with depth (Radford
+        et al. 2019, "Language models are unsupervised multitask learners", section 2.3).
+        """
+        return float((2 * self.depth) ** -0.5)
+
 
 class GPT(nn.Module):
     """Predicts the next id at every position, for each document of a row as if it were alone.
@@ -105,10 +116,11 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.width)
+        # Small, so that the logits are too: an untrained model is nearly uniform, its loss ln V.
+        nn.init.normal_(self.embedding.weight, std=0.02)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.RMSNorm(config.width)
-        self._initialize_()
 
     def forward(
         self,
@@ -120,23 +132,8 @@ class GPT(nn.Module):
         x = self.dropout(self.embedding(input_ids))  # [R, T, C]
         turns = rotary_turns(input_ids.shape[1], self.config.head_width, like=x)
         for block in self.blocks:
-            x = block(x, mask, turns)
+            x = block(x, mask, turns)  # [R, T, C]
         return F.linear(self.norm(x), self.embedding.weight)
-
-    @torch.no_grad()
-    def _initialize_(self) -> None:
-        # Small embeddings give small logits, so an untrained model is nearly uniform: its loss is
-        # about ln V.
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=module.in_features**-0.5)
-        # All branches add up in the residual stream; its variance must not grow with depth
-        # (Radford et al. 2019, "Language models are unsupervised multitask learners", 2.3).
-        for block in self.blocks:
-            assert isinstance(block, Block)
-            for branch in (block.attention, block.mlp):
-                branch.output.weight.mul_((2 * self.config.depth) ** -0.5)
 
 
 class Block(nn.Module):
@@ -157,7 +154,8 @@ class Block(nn.Module):
         turns: tuple[Tensor, Tensor],  # [T, D / 2] each
     ) -> Tensor:  # [R, T, C]
         x = x + self.dropout(self.attention(self.attention_norm(x), mask, turns))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        output: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return output
 
 
 class Attention(nn.Module):
@@ -166,15 +164,16 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.output = nn.Linear(config.width, config.width, bias=False)
+        self.query_key_value = linear(config.width, 3 * config.width)
+        self.output = linear(config.width, config.width, scale=config.branch_scale)
 
     def forward(self, x: Tensor, mask: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
         heads = self.query_key_value(x).unflatten(-1, (3, self.num_heads, -1))  # [R, T, 3, H, D]
         query, key, value = heads.transpose(1, 3).unbind(dim=2)  # [R, H, T, D] each
         query, key = turn(query, turns), turn(key, turns)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-        return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return output
 
 
 class MLP(nn.Module):
@@ -182,12 +181,26 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.gate_and_value = nn.Linear(config.width, 2 * config.hidden_width, bias=False)
-        self.output = nn.Linear(config.hidden_width, config.width, bias=False)
+        self.gate_and_value = linear(config.width, 2 * config.hidden_width)
+        self.output = linear(config.hidden_width, config.width, scale=config.branch_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.gate_and_value(x).chunk(2, dim=-1)
-        return self.output(F.silu(gate) * value)  # type: ignore[no-any-return]
+        output: Tensor = self.output(F.silu(gate) * value)
+        return output
+
+
+def linear(in_features: int, out_features: int, *, scale: float = 1.0) -> nn.Linear:
+    """Make a linear map without bias whose first outputs have `scale` times the size of its inputs.
+
+    Args:
+        in_features: Channels that are read.
+        out_features: Channels that are written.
+        scale: Standard deviation of an output for inputs of variance 1.
+    """
+    module = nn.Linear(in_features, out_features, bias=False)
+    nn.init.normal_(module.weight, std=scale * in_features**-0.5)
+    return module
 
 
 def causal_document_mask(

@@ -80,9 +80,9 @@ class Recipe:
         given = [way for way in (self.size, self.rows, self.targets) if way is not None]
         if len(given) != 1 or given[0] < 1:
             raise ValueError(
-                f"`Recipe(size={self.size}, rows={self.rows}, targets={self.targets})`: give exactly "
-                "one of the three, at least 1, because each says in its own way which microbatches "
-                "make one update."
+                f"`Recipe(size={self.size}, rows={self.rows}, targets={self.targets})`: give "
+                "exactly one of the three, at least 1, because each says in its own way which "
+                "microbatches make one update."
             )
         if not self.lr > 0 or self.steps < 1:
             raise ValueError(

@@ -18,8 +18,8 @@ def whole_number(name: str, value: SupportsIndex, *, at_least: int = 0) -> int:
     number = operator.index(value)
     if number < at_least:
         raise ValueError(
-            f"`{name}={number}` must be at least {at_least}, because it is a count and fewer has no "
-            "meaning here. Pass a larger int."
+            f"`{name}={number}` must be at least {at_least}, because it is a count and fewer "
+            "make no sense here. Pass a larger int."
         )
     return number
 
