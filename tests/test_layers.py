@@ -17,9 +17,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 # What a reader must know before the next line makes sense.
 TIERS = (
     ("errors", "records", "schedules", "arithmetic"),
-    ("defects", "findings", "clock"),
-    ("ranks", "snapshot", "sinks", "batches", "stream"),
-    ("gradients", "losses", "cutting"),
+    ("defects", "findings", "clock", "terms"),
+    ("ranks", "snapshot", "sinks", "batches", "stream", "losses"),
+    ("gradients", "cutting", "cursor", "tally"),
     (
         "window",
         "counts",
@@ -28,10 +28,10 @@ TIERS = (
         "clip",
         "observers",
         "blame",
-        "cursor",
         "rates",
         "stepping",
     ),
+    ("feed",),
     ("updater",),
     (
         "checkpoint",

@@ -2,16 +2,21 @@
 
 A batch is any nesting of tensors in dicts, other mappings (such as tokenizer output), tuples, named
 tuples, lists and dataclasses. The first dimension of every tensor is the rows; 0-d tensors, numbers
-and strings belong to the whole batch and are shared by its pieces. A list of one item per row (of
-captions, say, or of per-image dicts) is cut like a tensor.
+and strings belong to the whole batch and are shared by its pieces.
+
+A list may hold one item per row instead (captions, images of unequal size, one dict an image). It
+is read so when its items are no tensors or do not agree on their lengths, and beside tensors when
+its own length is their rows and that of its items is not. A tuple holds parts, except that strings
+in it, as many as there are rows, are one per row: `default_collate` makes those. What can be read
+both ways is refused.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from torch.nn.utils.rnn import PackedSequence
 
@@ -27,29 +32,35 @@ def num_rows(batch: object) -> int:
         batch: Any nesting the module docstring names.
 
     Raises:
-        ValueError: It holds nothing with rows, or its parts disagree.
+        ValueError: It holds nothing with rows, its parts disagree, or it can be read in two ways.
+        TypeError: It holds something that cannot be cut along rows.
 
     Example:
         >>> import torch
         >>> num_rows({"x": torch.zeros(4, 2), "captions": ["a", "b", "c", "d"], "scale": 0.5})
         4
     """
-    lengths = dict(_tensor_lengths(batch, ""))
-    if not lengths:
-        lengths = {path: len(column) for path, column in _columns(batch, "")}
-    if not lengths:
+    places = list(_places(batch, ""))
+    # From the surest evidence to the least: tensors, then lists that can only be one item per row.
+    for kind in ("tensor", "items", "parts", "strings"):
+        lengths = {place.path or "batch": place.rows for place in places if place.kind == kind}
+        if lengths:
+            break
+    else:
+        unclear = next((place for place in places if place.kind == "unclear"), None)
+        if unclear is not None:
+            raise _unclear(unclear)
         raise ValueError(
             f"`{type(batch).__name__}` batch: no tensor in it has rows, so it cannot be counted or "
             "cut. Give batches that hold tensors whose first dimension is the rows."
         )
     if len(set(lengths.values())) > 1:
-        seen = ", ".join(f"`{path or 'batch'}` {length}" for path, length in lengths.items())
-        raise ValueError(
-            f"The parts of a batch disagree on its rows: {seen}. Cutting it would pair rows that "
-            "do not belong together. Give every tensor the rows as its first dimension, or make "
-            "shared ones 0-d."
-        )
-    return next(iter(lengths.values()))
+        raise _disagreement(lengths)
+    rows = next(iter(lengths.values()))
+    for place in places:
+        if place.kind in ("items", "parts", "unclear"):
+            _is_column(place, rows)  # refuses what fits in no way
+    return rows
 
 
 def cut_rows(batch: Batch, rows: int) -> list[Batch]:
@@ -62,7 +73,7 @@ def cut_rows(batch: Batch, rows: int) -> list[Batch]:
         rows: Most rows of a piece; at least 1.
 
     Raises:
-        ValueError: It holds nothing with rows, or its parts disagree.
+        ValueError: It holds nothing with rows, its parts disagree, or it can be read in two ways.
         TypeError: It holds something that cannot be cut along rows.
 
     Example:
@@ -76,22 +87,20 @@ def cut_rows(batch: Batch, rows: int) -> list[Batch]:
     return [_slice(batch, total, start, start + rows) for start in range(0, total, rows)]
 
 
-def _is_array(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "__getitem__")
+class _Place(NamedTuple):
+    """A tensor or a list somewhere in a batch, and what it says about the rows.
+
+    `kind` is "tensor"; or of a list: "items", one per row for sure; "parts", tensors that agree on
+    `rows`; "unclear", nestings of one form that agree on `rows`; "strings", a tuple of them.
+    """
+
+    path: str
+    kind: str
+    rows: int
+    items: Sequence[Any] = ()
 
 
-def _children(batch: object) -> Iterator[tuple[str, Any]] | None:
-    """The named parts of a nesting, or None for a leaf."""
-    if isinstance(batch, Mapping):
-        return ((str(key), value) for key, value in batch.items())
-    if isinstance(batch, (tuple, list)):
-        return ((str(index), value) for index, value in enumerate(batch))
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return ((f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch))
-    return None
-
-
-def _tensor_lengths(batch: object, path: str) -> Iterator[tuple[str, int]]:
+def _places(batch: object, path: str) -> Iterator[_Place]:
     if isinstance(batch, PackedSequence) or getattr(batch, "is_nested", False):
         raise TypeError(
             f"`{path or 'batch'}` is a {type(batch).__name__}, which has no rows to cut along. Pad "
@@ -99,45 +108,56 @@ def _tensor_lengths(batch: object, path: str) -> Iterator[tuple[str, int]]:
         )
     if _is_array(batch):
         if batch.shape:  # type: ignore[attr-defined]
-            yield path, int(batch.shape[0])  # type: ignore[attr-defined]
+            yield _Place(path, "tensor", int(batch.shape[0]))  # type: ignore[attr-defined]
         return
-    if isinstance(batch, list) and _is_column(batch):
-        return
-    for name, child in _children(batch) or ():
-        yield from _tensor_lengths(child, f"{path}.{name}" if path else name)
-
-
-def _is_column(items: list[Any]) -> bool:
-    """Whether a list holds one item per row, instead of being a nesting of its own.
-
-    `default_collate` makes `[x, y]` of tuples, whose tensors agree on their length; per-row items
-    are no tensors, or tensors and dicts that do not agree.
-    """
-    if not all(_is_array(item) or _children(item) is not None for item in items):
-        return True
-    if not all(isinstance(item, Mapping) or _is_array(item) for item in items):
-        return False
-    lengths = {length for item in items for _, length in _tensor_lengths(item, "")}
-    return len(lengths) > 1
-
-
-def _columns(batch: object, path: str) -> Iterator[tuple[str, list[Any]]]:
-    if isinstance(batch, list) and _is_column(batch):
-        yield path, batch
+    listing = _listing(batch, path)
+    if listing is not None:
+        yield listing
         return
     for name, child in _children(batch) or ():
-        yield from _columns(child, f"{path}.{name}" if path else name)
+        yield from _places(child, f"{path}.{name}" if path else name)
+
+
+def _listing(batch: object, path: str) -> _Place | None:
+    """Read a list whose items may be one per row; None for what can only be a nesting."""
+    if isinstance(batch, tuple):
+        is_strings = batch and all(isinstance(item, (str, bytes)) for item in batch)
+        return _Place(path, "strings", len(batch), batch) if is_strings else None
+    if not isinstance(batch, list) or not batch:
+        return None
+    is_arrays = all(_is_array(item) for item in batch)
+    if not is_arrays:
+        if not all(_is_array(item) or _children(item) is not None for item in batch):
+            return _Place(path, "items", len(batch), batch)
+        if len({_form(item) for item in batch}) > 1:
+            return None
+    lengths = {place.rows for item in batch for place in _places(item, "")}
+    if len(lengths) != 1:
+        return _Place(path, "items", len(batch), batch)
+    return _Place(path, "parts" if is_arrays else "unclear", lengths.pop(), batch)
+
+
+def _is_column(place: _Place, rows: int) -> bool:
+    """Whether a list holds one item per row, in a batch of so many rows."""
+    if place.kind == "strings":
+        return len(place.items) == rows
+    fits_items = len(place.items) == rows
+    fits_parts = place.kind != "items" and place.rows == rows
+    if fits_items and fits_parts and place.kind == "unclear":
+        raise _unclear(place)
+    if not fits_items and not fits_parts:
+        raise ValueError(
+            f"`{place.path or 'batch'}` is a list of {len(place.items)} items beside {rows} rows, "
+            "so it cannot be cut along rows. Make it one item per row, or a tuple if it is shared."
+        )
+    return not fits_parts
 
 
 def _slice(batch: Any, total: int, start: int, stop: int) -> Any:
     if _is_array(batch):
         return batch[start:stop] if batch.shape else batch
-    if isinstance(batch, list) and _is_column(batch):
-        if len(batch) != total:
-            raise ValueError(
-                f"A list of {len(batch)} items lies beside tensors of {total} rows, so it cannot "
-                "be cut along rows. Make it one item per row, or a tuple if it is shared."
-            )
+    listing = _listing(batch, "")
+    if listing is not None and _is_column(listing, total):
         return batch[start:stop]
     if isinstance(batch, Mapping):
         return _rebuild_mapping(
@@ -164,3 +184,41 @@ def _rebuild_mapping(batch: Mapping[Any, Any], pieces: dict[Any, Any]) -> Mappin
     for key, piece in pieces.items():
         clone[key] = piece
     return clone
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "__getitem__")
+
+
+def _children(batch: object) -> Iterator[tuple[str, Any]] | None:
+    """The named parts of a nesting, or None for a leaf."""
+    if isinstance(batch, Mapping):
+        return ((str(key), value) for key, value in batch.items())
+    if isinstance(batch, (tuple, list)):
+        return ((str(index), value) for index, value in enumerate(batch))
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return ((f.name, getattr(batch, f.name)) for f in dataclasses.fields(batch))
+    return None
+
+
+def _form(item: object) -> tuple[Any, ...]:
+    """What rows of one kind have in common: type and names, or type and number of parts."""
+    return (type(item), *(name for name, _ in _children(item) or ()))
+
+
+def _unclear(place: _Place) -> ValueError:
+    return ValueError(
+        f"`{place.path or 'batch'}` is a list of {len(place.items)} items that hold {place.rows} "
+        "rows each, so it may be one item per row, or parts to be cut alike; a wrong guess would "
+        "pair rows that do not belong together. Make it a tuple if it holds parts, a numpy array "
+        "of dtype object if it holds one item per row."
+    )
+
+
+def _disagreement(lengths: Mapping[str, int]) -> ValueError:
+    seen = ", ".join(f"`{path}` {length}" for path, length in lengths.items())
+    return ValueError(
+        f"The parts of a batch disagree on its rows: {seen}. Cutting it would pair rows that do "
+        "not belong together. Give every tensor the rows as its first dimension, or make shared "
+        "ones 0-d."
+    )

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .errors import NonFiniteGradient
+from .errors import EmptyWindow, NonFiniteGradient, WindowError
+from .snapshot import Buffers, RandomState
 
-__all__ = ["names_of", "nonfinite_error", "plain_name", "report_strangers"]
+__all__ = [
+    "empty_error",
+    "first_bad_microbatch",
+    "names_of",
+    "no_gradient_error",
+    "nonfinite_error",
+    "plain_name",
+    "report_strangers",
+]
 
 
 def names_of(model: nn.Module, parameters: Sequence[Tensor]) -> list[str]:
@@ -46,6 +56,54 @@ def nonfinite_error(
         microbatch=microbatch,
         update=update,
     )
+
+
+def empty_error(num_microbatches: int, *, update: int) -> EmptyWindow:
+    """Say that a window holds nothing to take the mean over."""
+    return EmptyWindow(
+        f"Update {update}: nothing was counted in {num_microbatches} microbatches, so the mean "
+        "loss is 0/0. Leave fully masked batches out, count something else, or pass `empty=ms.Skip()`."
+    )
+
+
+def no_gradient_error() -> WindowError:
+    """Say that a backward reached no parameter the optimizer has."""
+    return WindowError(
+        "No parameter of the optimizer got a gradient, though a backward ran, so the step would do "
+        "nothing. Check that the optimizer was made from this model's parameters and that they "
+        "require gradients."
+    )
+
+
+def first_bad_microbatch(
+    probe: Iterable[Any], model: nn.Module, loss: Callable[[Any, Any], Any], random: RandomState
+) -> int | None:
+    """Run a failed window's microbatches again, with the same draws, to find who broke it.
+
+    Costs the window again and a read of the gradients a microbatch, on the way to an error.
+    Buffers and random streams are as before afterwards; gradients are not.
+
+    Args:
+        probe: The window again, cleared, looking after each backward.
+        model: Whose buffers a forward may change.
+        loss: The loss function of the window.
+        random: The random state it began with.
+    """
+    window: Any = probe
+    after, buffers = RandomState.capture_torch(), Buffers(model)
+    random.restore()
+    try:
+        for batch in window:
+            with window.forward():
+                value = loss(model, batch)
+            window.backward(value)
+            if window.first_nonfinite() is not None:
+                break
+    finally:
+        after.restore()
+        buffers.restore()
+    found: int | None = window.first_nonfinite()
+    return found
 
 
 def report_strangers(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -7,13 +7,12 @@ says which batches belong together and what each counts; the sums are the window
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from .batches import cut_rows
-from .errors import WindowError
 from .stream import Stream
+from .terms import terms_of
 
 __all__ = [
     "ByRows",
@@ -22,10 +21,8 @@ __all__ = [
     "Count",
     "Cut",
     "Cutting",
-    "checked_count",
     "cut_of",
     "cutting_of",
-    "terms_of",
 ]
 
 Batch = TypeVar("Batch")
@@ -187,29 +184,3 @@ def _require_whole(name: str, value: object, unit: str) -> None:
             f"`windows({name}={value!r})`: must be a whole number of at least 1, because a window "
             f"without a {unit} has no gradient."
         )
-
-
-def terms_of(found: float | Mapping[str, float]) -> dict[str, float]:
-    """Take what a count function returned as one number per term; a bare number is term `loss`."""
-    terms = found if isinstance(found, Mapping) else {"loss": found}
-    return {str(term): checked_count(value, str(term)) for term, value in terms.items()}
-
-
-def checked_count(value: Any, term: str) -> float:
-    """Take a count as a plain number; a tensor of shape [] on an accelerator costs a host sync.
-
-    Raises:
-        WindowError: It is no count: negative, not finite, or not a number.
-    """
-    if type(value) is int and value >= 0:
-        return value
-    number = value.item() if hasattr(value, "item") else value
-    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-    if not is_number or not math.isfinite(number) or number < 0:
-        raise WindowError(
-            f"The count of `{term}` is `{value!r}`, and a mean loss can only be over a finite "
-            "number of at least 0. Return how many targets (or how much weight) the loss is summed "
-            "over."
-        )
-    found: float = number
-    return found

@@ -100,6 +100,8 @@ def cross_entropy(
     """
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
+    if weight is not None:
+        weight = weight.to(logits.dtype)  # what torch asks for, also of widened logits
     if shift:
         if logits.ndim < 2 or labels.shape[: logits.ndim - 1] != logits.shape[:-1]:
             raise _shape_error(logits, labels, shift=True)

@@ -80,12 +80,13 @@ class Skip:
 
     def __post_init__(self) -> None:
         limit = self.max_consecutive
-        if limit is not None and (isinstance(limit, bool) or limit < 1):
+        is_whole = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (is_whole and limit >= 1):
             raise ValueError(
-                f"`Skip(max_consecutive={limit!r})`: must be at least 1, or None for no limit. To "
-                "stop at the first, use `Raise()`."
+                f"`Skip(max_consecutive={limit!r})`: must be a whole number of at least 1, or "
+                "None for no limit. To stop at the first, use `Raise()`."
             )
 
     def goes_on(self, skipped_in_a_row: int, *, explained: bool) -> bool:
-        """Go on until `max_consecutive` were skipped in a row."""
-        return self.max_consecutive is None or skipped_in_a_row < self.max_consecutive
+        """Go on until `max_consecutive` were skipped in a row; past what is explained anyway."""
+        return explained or self.max_consecutive is None or skipped_in_a_row < self.max_consecutive

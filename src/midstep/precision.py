@@ -119,7 +119,7 @@ class FP16:
 
     def __post_init__(self) -> None:
         fits = (
-            0 < self.init_scale < math.inf,
+            0 < _float32(self.init_scale) < math.inf,
             1 < self.growth_factor < math.inf,
             0 < self.backoff_factor < 1,
             self.growth_interval >= 1,
@@ -187,7 +187,7 @@ class LossScale:
         growth_interval: int = 2000,
         is_dynamic: bool = False,
     ) -> None:
-        self.value = value
+        self.value = _float32(value)
         self.growth_factor = growth_factor
         self.backoff_factor = backoff_factor
         self.growth_interval = growth_interval
@@ -199,15 +199,16 @@ class LossScale:
         if not self.is_dynamic:
             return
         if found_inf:
-            self.value *= self.backoff_factor
             self._growth_tracker = 0
+            lowered = _float32(self.value * self.backoff_factor)
+            if lowered >= torch.finfo(torch.float32).tiny:  # a scale of 0 could never grow back
+                self.value = lowered
             return
         self._growth_tracker += 1
         if self._growth_tracker == self.growth_interval:
             self._growth_tracker = 0
-            grown = self.value * self.growth_factor
-            # torch keeps the scale in float32 and refuses to grow it to inf.
-            if grown <= torch.finfo(torch.float32).max:
+            grown = _float32(self.value * self.growth_factor)
+            if grown < math.inf:
                 self.value = grown
 
     def explains_overflow(self) -> bool:
@@ -245,6 +246,11 @@ class LossScale:
         self.backoff_factor = float(state["backoff_factor"])
         self.growth_interval = int(state["growth_interval"])
         self._growth_tracker = int(state["_growth_tracker"])
+
+
+def _float32(value: float) -> float:
+    # torch keeps the scale in float32; rounded alike, both go the same way for any factor.
+    return torch.tensor(value, dtype=torch.float32).item()
 
 
 def autocast_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import warnings
 from collections.abc import Callable
@@ -48,8 +49,16 @@ class JsonLines:
         self._file: IO[bytes] = self.path.open("ab", buffering=0)
 
     def __call__(self, record: UpdateRecord) -> None:
-        """Append one record."""
-        self._file.write(record.to_json().encode() + b"\n")
+        """Append one record, whole or not at all.
+
+        Raises:
+            OSError: The disk is full. What was written of the line is taken back.
+        """
+        line = record.to_json().encode() + b"\n"
+        written = self._file.write(line)
+        if written != len(line):
+            self._file.truncate(self.path.stat().st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def rewind(self, update: int) -> None:
         """Drop the records after an update, which a resumed run is about to make again.

@@ -8,18 +8,26 @@ multiplication before, none when the factor is 1.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .gradients import Gradients
 
-__all__ = ["check_optimizer", "lr_of", "parameters_of", "step"]
+__all__ = ["AveragesWeights", "check_optimizer", "lr_of", "parameters_of", "step"]
 
 # grad_scale is a float32 tensor: a factor outside this range would leave its range when inverted.
 _FOLDABLE = (2.0**-100, 2.0**100)
 _FACTOR_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+
+class AveragesWeights(Protocol):
+    """An average of the weights, such as `torch.optim.swa_utils.AveragedModel`."""
+
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take the present weights into the average."""
+        ...
 
 
 def step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:

@@ -11,18 +11,25 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from .blame import names_of, nonfinite_error, report_strangers
+from .blame import (
+    empty_error,
+    first_bad_microbatch,
+    names_of,
+    no_gradient_error,
+    nonfinite_error,
+    report_strangers,
+)
 from .clip.norm import ByGlobalNorm
 from .clip.rule import Attempt, Decision, Rule
 from .clock import Clock
-from .cursor import Cursor
 from .cutting import Count, Cut, Cutting, cut_of, cutting_of
-from .errors import EmptyWindow, WindowError
+from .errors import WindowError
+from .feed import Feed
 from .gradients import Gradients
 from .nonfinite import Policy, Raise
 from .precision import FP32, LossScale, Precision, autocast_of
@@ -30,9 +37,9 @@ from .ranks import refuse_many_ranks
 from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
 from .sinks import Guarded
-from .snapshot import Buffers, RandomState
-from .stepping import check_optimizer, lr_of, parameters_of, step
-from .window import Loss, Window
+from .snapshot import RandomState
+from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, step
+from .window import Driver, Loss, Window
 
 __all__ = ["Updater"]
 
@@ -41,14 +48,6 @@ LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
 
 
 _UNDECIDED = Decision(clipped=False, coefficient=None)
-
-
-class AveragesWeights(Protocol):
-    """An average of the weights, such as `torch.optim.swa_utils.AveragedModel`."""
-
-    def update_parameters(self, model: nn.Module) -> None:
-        """Take the present weights into the average."""
-        ...
 
 
 class Updater:
@@ -126,15 +125,17 @@ class Updater:
         self.rates: Rates = rates_of(optimizer, schedule)
         self.loss_scale: LossScale = self.precision.loss_scale()
         self.clock = Clock()
-        self.cursor = Cursor()
         report_strangers(model, optimizer)
-        self._sinks = [Guarded(sink) for sink in sinks]
-        self._parameters = list(model.parameters())
-        self._autocast = autocast_of(self.precision, self._parameters)
-        self._window: Window[Any] | None = None
+        driver = Driver(
+            step=self._finish,
+            gradients=self._bring,
+            autocast=autocast_of(self.precision, list(model.parameters())),
+            look=self._look if self.nonfinite.every_microbatch else None,
+        )
+        self._feed = Feed(model, optimizer, driver)
         self._empty = self.empty
         self._rerun: Callable[[], int | None] | None = None
-        self._started = time.perf_counter()
+        self._sinks = [Guarded(sink) for sink in sinks]
 
     # -- the doors ------------------------------------------------------------------------------
 
@@ -174,6 +175,16 @@ class Updater:
         way = cutting_of(size=size, rows=rows, targets=targets, drop_tail=drop_tail, count=count)
         return self._windows(batches, way, count, self.empty if empty is None else empty)
 
+    def _windows(
+        self, batches: Iterable[Batch], way: Cutting, count: Count | None, empty: Policy
+    ) -> Iterator[Window[Batch]]:
+        yield from self._feed.windows(batches, way, count, lambda cut: self._begin(cut, empty))
+        self.clock.epoch += 1
+
+    def _begin(self, cut: Cut[Batch], empty: Policy) -> Window[Batch]:
+        self._empty = empty
+        return self._feed.begin(cut, scale=self.loss_scale.value)
+
     def update(
         self,
         window: Window[Batch] | Sequence[Batch],
@@ -198,8 +209,7 @@ class Updater:
             NonFiniteGradient: By policy; names parameters and microbatch.
         """
         if not isinstance(window, Window):
-            self._started = time.perf_counter()
-            window = self._open(cut_of(list(window), count), self.empty)
+            window = self._begin(cut_of(list(window), count), self.empty)
         random, seen = RandomState.capture_torch(), []
         try:
             for batch in window:
@@ -207,12 +217,14 @@ class Updater:
                 with window.forward():
                     value = loss(self.model, batch)
                 window.backward(value)
-            self._rerun = lambda: self._first_bad(window, seen, loss, random)
+            self._rerun = lambda: first_bad_microbatch(
+                window.again(seen, self._look), self.model, loss, random
+            )
             return window.step()
         finally:
             self._rerun = None
             if not window.ended:
-                self._drop(window)
+                self._feed.drop(window)
 
     def report_metric(self, metric: float) -> None:
         """Give a `ReduceLROnPlateau` schedule its metric, whenever it was measured.
@@ -231,7 +243,7 @@ class Updater:
         Raises:
             WindowError: A window is open; its gradients would be lost.
         """
-        if self._window is not None and not self._window.ended:
+        if self._feed.window is not None:
             raise WindowError(
                 "The state was asked for inside a window, whose gradients would be lost. Save "
                 "after `window.step()`."
@@ -241,7 +253,7 @@ class Updater:
             "loss_scale": self.loss_scale.state_dict(),
             "rates": self.rates.state_dict(),
             "clip": self.clip.state_dict(),
-            "cursor": self.cursor.state_dict(),
+            "cursor": self._feed.cursor.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,7 +266,7 @@ class Updater:
         self.clock.load_state_dict(state["clock"])
         self.clip.load_state_dict(state["clip"])
         self.rates.load_state_dict(state["rates"], self.clock.step)
-        self.cursor.load_state_dict(state["cursor"])
+        self._feed.cursor.load_state_dict(state["cursor"])
 
     # -- the order ------------------------------------------------------------------------------
 
@@ -266,7 +278,7 @@ class Updater:
         grad_norm = gradients.norm(self.clip.p)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
-        attempt = Attempt(self.clock.step, window.loss_mean())
+        attempt = Attempt(self.clock.step, _total(window.tally.loss_means()))
         decision = self.clip.decide(gradients, attempt)
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
@@ -286,34 +298,34 @@ class Updater:
     ) -> UpdateRecord:
         """Tick the clocks, each by its own rule, and write the record."""
         lr = lr_of(self.optimizer)  # before the schedule moves it
-        window.ended = True
-        self.cursor.mark()
+        self._feed.end(window)
         self.clock.tick(
             verdict,
             num_microbatches=window.num_microbatches,
             denominators=window.denominators,
         )
+        loss_means = window.tally.loss_means()
         if verdict is not Verdict.SKIPPED_EMPTY:
             self.loss_scale.update(found_inf=verdict is Verdict.SKIPPED_NONFINITE)
         if verdict.applied:
             self.rates.tick(self.clock.step)
         else:
-            self._clear()
+            self._feed.clear()
         record = UpdateRecord(
             update=self.clock.update,
             step=self.clock.step,
             verdict=verdict,
             num_microbatches=window.num_microbatches,
             denominators=window.denominators,
-            loss_means=window.loss_means(),
-            loss_mean=window.loss_mean(),
+            loss_means=loss_means,
+            loss_mean=_total(loss_means),
             grad_norm=grad_norm,
             clip_coefficient=decision.coefficient,
             clipped=decision.clipped,
             lr=lr,
             loss_scale=window.scale,
             num_nonfinite=num_nonfinite,
-            seconds=time.perf_counter() - self._started,
+            seconds=time.perf_counter() - self._feed.started,
         )
         for sink in self._sinks:
             sink(record)
@@ -322,12 +334,8 @@ class Updater:
     def _end_empty(self, window: Window[Any]) -> UpdateRecord:
         if self._empty.goes_on(self.clock.skipped_in_a_row, explained=False):
             return self._end(window, Verdict.SKIPPED_EMPTY)
-        self._drop(window)
-        raise EmptyWindow(
-            f"Window {self.clock.update + 1}: nothing was counted in {window.num_microbatches} "
-            "microbatches, so the mean loss is 0/0. Leave fully masked batches out, count "
-            "something else, or pass `empty=ms.Skip()`."
-        )
+        self._feed.drop(window)
+        raise empty_error(window.num_microbatches, update=self.clock.update + 1)
 
     def _end_nonfinite(
         self, window: Window[Any], gradients: Gradients, grad_norm: float
@@ -342,71 +350,15 @@ class Updater:
         names = names_of(self.model, gradients.parameters)
         by_name = {name: n for name, n in zip(names, counts, strict=True) if n}
         if microbatch is None and self._rerun is not None:
+            self._feed.clear()
             microbatch = self._rerun()
-        self._drop(window)
+        self._feed.drop(window)
         raise nonfinite_error(by_name, microbatch, update=self.clock.update + 1)
-
-    # -- windows, opened and dropped ------------------------------------------------------------
-
-    def _windows(
-        self,
-        batches: Iterable[Batch],
-        way: Cutting,
-        count: Count | None,
-        empty: Policy,
-    ) -> Iterator[Window[Batch]]:
-        cuts = way.cuts(self.cursor.open(batches), count)
-        window: Window[Batch] | None = None
-        try:
-            while True:
-                started = time.perf_counter()
-                cut = next(cuts, None)
-                if cut is None:
-                    break
-                window = self._open(cut, empty)
-                self._started = started
-                yield window
-        finally:
-            if window is not None and not window.ended:
-                self._drop(window)
-        self.cursor.close()
-        self.clock.epoch += 1
-
-    def _open(self, cut: Cut[Batch], empty: Policy) -> Window[Batch]:
-        if self._window is not None and not self._window.ended:
-            self._drop(self._window)
-        self._clear()
-        self._empty = empty
-        self._window = window = Window(
-            cut,
-            scale=self.loss_scale.value,
-            autocast=self._autocast,
-            step=self._finish,
-            gradients=self._bring,
-            look=self._look if self.nonfinite.every_microbatch else None,
-        )
-        return window
-
-    def _drop(self, window: Window[Any]) -> None:
-        window.ended = True
-        self.cursor.mark()
-        self._clear()
-
-    def _clear(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        for group in self.optimizer.param_groups:  # also those added since
-            for parameter in group["params"]:
-                parameter.grad = None
 
     def _gradients_of(self, window: Window[Any]) -> Gradients:
         gradients = Gradients(parameters_of(self.optimizer), factor=window.unit)
         if not gradients.tensors:
-            raise WindowError(
-                "No parameter of the optimizer got a gradient, though a backward ran, so the step "
-                "would do nothing. Check that the optimizer was made from this model's parameters "
-                "and that they require gradients."
-            )
+            raise no_gradient_error()
         return gradients
 
     def _bring(self, window: Window[Any]) -> None:
@@ -416,26 +368,7 @@ class Updater:
     def _look(self) -> bool:
         return math.isfinite(Gradients(parameters_of(self.optimizer)).norm())
 
-    def _first_bad(
-        self,
-        failed: Window[Batch],
-        microbatches: Sequence[Batch],
-        loss: LossFunction[Batch],
-        random: RandomState,
-    ) -> int | None:
-        """Run a failed window's microbatches again, with the same draws, to find who broke it."""
-        after, buffers = RandomState.capture_torch(), Buffers(self.model)
-        random.restore()
-        self._clear()
-        probe = failed.again(microbatches, look=self._look)
-        try:
-            for batch in probe:
-                with probe.forward():
-                    value = loss(self.model, batch)
-                probe.backward(value)
-                if probe.first_nonfinite() is not None:
-                    break
-        finally:
-            after.restore()
-            buffers.restore()
-        return probe.first_nonfinite()
+
+def _total(loss_means: Mapping[str, float | None]) -> float | None:
+    found = [mean for mean in loss_means.values() if mean is not None]
+    return sum(found) if found else None

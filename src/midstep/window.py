@@ -10,6 +10,7 @@ one exact factor at the step. The loss that is logged is never divided before it
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,28 +20,42 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from .cutting import Cut, checked_count
-from .errors import CountMismatch, WindowError
-from .losses import LossSum
+from .cutting import Cut
+from .errors import WindowError
 from .records import UpdateRecord
+from .tally import Loss, Tally
 
-__all__ = ["Loss", "Window"]
+__all__ = ["Driver", "Loss", "Window"]
 
 Batch = TypeVar("Batch")
-Loss = Tensor | LossSum
 _WIDE = (torch.float32, torch.float64)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Driver:
+    """What a window needs of the updater that made it.
+
+    Attributes:
+        step: Ends the window.
+        gradients: Brings the true gradients into `.grad`.
+        autocast: Opens the autocast of one forward; None where there is none.
+        look: Whether every gradient is finite so far, asked after each backward; None for no look.
+    """
+
+    step: Callable[[Window[Any]], UpdateRecord]
+    gradients: Callable[[Window[Any]], None]
+    autocast: Callable[[], AbstractContextManager[Any]] | None = None
+    look: Callable[[], bool] | None = None
+
+
 class _Forward:
-    """Autocast for one forward; remembers that it was used. Costs nothing in float32."""
+    """Autocast for one forward; notes that it was used. Costs nothing in float32."""
 
     __slots__ = ("_autocast", "_window")
 
-    def __init__(
-        self, window: Window[Any], autocast: Callable[[], AbstractContextManager[Any]] | None
-    ) -> None:
+    def __init__(self, window: Window[Any], autocast: AbstractContextManager[Any] | None) -> None:
         self._window = window
-        self._autocast = None if autocast is None else autocast()
+        self._autocast = autocast
 
     def __enter__(self) -> None:
         self._window.has_forward = True
@@ -64,15 +79,17 @@ class Window(Generic[Batch]):
     gradients are cleared, nothing is stepped and no clock ticks.
 
     Attributes:
+        scale: What every loss of this window is multiplied by in backward.
         index: Position of the current microbatch, from 0; -1 before the first.
         is_last: Whether the current microbatch is the window's last.
-        denominators: What each loss term's mean is over: of the whole window when counted, of the
-            microbatches so far when streamed.
-        scale: What every loss of this window is multiplied by in backward.
+        ended: Whether it was stepped or dropped.
+        has_forward: Whether the current microbatch has been in `forward()`.
+        tally: Its counts and loss sums.
 
     Example:
+        >>> import midstep as ms
         >>> model = torch.nn.Linear(2, 1, bias=False)
-        >>> updater = Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> updater = ms.Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> for window in updater.windows([torch.ones(3, 2), torch.ones(1, 2)], size=2):
         ...     for x in window:
         ...         window.backward(model(x).sum(), count=len(x))
@@ -82,73 +99,47 @@ class Window(Generic[Batch]):
     """
 
     __slots__ = (
-        "_autocast",
-        "_counts",
+        "_cut",
         "_divisor",
+        "_driver",
         "_first_bad",
-        "_gradients",
         "_is_settled",
-        "_last_done",
-        "_look",
         "_num_backward",
-        "_pull",
         "_seeds",
-        "_size",
-        "_step",
-        "denominators",
         "ended",
         "has_forward",
         "index",
         "is_last",
-        "loss_sums",
         "scale",
+        "tally",
     )
 
-    def __init__(
-        self,
-        cut: Cut[Batch],
-        *,
-        scale: float,
-        autocast: Callable[[], AbstractContextManager[Any]] | None,
-        step: Callable[[Window[Any]], UpdateRecord],
-        gradients: Callable[[Window[Any]], None],
-        look: Callable[[], bool] | None = None,
-    ) -> None:
-        self._pull = cut.pull
-        self._counts = cut.counts
-        self._size = cut.size
-        self._autocast = autocast
-        self._step = step
-        self._gradients = gradients
-        self._look = look
-        self._first_bad: int | None = None
-        self.has_forward = False
-        self._num_backward = 0
-        self._last_done: dict[str, int] = {}  # by term, the last microbatch that had a backward
-        self._is_settled = False
-        self._seeds: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+    def __init__(self, cut: Cut[Batch], driver: Driver, *, scale: float) -> None:
+        self._cut = cut
+        self._driver = driver
         self._divisor: float | None = None
+        self._seeds: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._num_backward = 0
+        self._first_bad: int | None = None
+        self._is_settled = False
+        self.tally = Tally(cut.counts)
         self.scale = scale
         self.index = -1
         self.is_last = False
         self.ended = False
-        self.loss_sums: dict[str, list[float | Tensor]] = {}
-        self.denominators: dict[str, float] = {}
-        for counts in cut.counts or ():
-            for term, count in counts.items():
-                self.denominators[term] = self.denominators.get(term, 0) + count
+        self.has_forward = False
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch, is_last in self._pull:
+        for batch, is_last in self._cut.pull:
             self.index += 1
             self.is_last = is_last
             self.has_forward = False
             yield batch
 
     @property
-    def is_counted(self) -> bool:
-        """Whether every denominator was known before the first forward."""
-        return self._counts is not None
+    def denominators(self) -> dict[str, float]:
+        """What each term's mean is over: counted, of the whole window; streamed, so far."""
+        return self.tally.denominators
 
     @property
     def num_microbatches(self) -> int:
@@ -164,7 +155,8 @@ class Window(Generic[Batch]):
         Returns:
             A context for the forward and the loss, not for the backward.
         """
-        return _Forward(self, self._autocast)
+        autocast = self._driver.autocast
+        return _Forward(self, None if autocast is None else autocast())
 
     def backward(
         self, loss: Loss | Mapping[str, Loss], *, count: float | Tensor | None = None
@@ -188,7 +180,7 @@ class Window(Generic[Batch]):
         """
         if self.ended or self._is_settled or self.index < 0:
             raise self._misuse()
-        if self._autocast is not None and not self.has_forward:
+        if not self.has_forward and self._driver.autocast is not None:
             raise WindowError(
                 "`window.backward()` without `with window.forward():` around this microbatch's "
                 "forward, so it ran without the autocast that was asked for. Put the forward and "
@@ -197,32 +189,24 @@ class Window(Generic[Batch]):
         if isinstance(loss, Mapping):
             self._backward_terms(loss)
         else:
-            if self._counts is not None and len(self.denominators) != 1:
-                raise self._wrong_terms(["loss"])
-            term = next(iter(self.denominators)) if self._counts is not None else "loss"
-            loss_sum, found = self._take(term, loss, count)
+            term = self.tally.only_term()
+            loss_sum, found = self.tally.take(term, loss, count, self.index)
             if found:
-                loss_sum.backward(self._seed(term, loss_sum))  # type: ignore[no-untyped-call]
+                loss_sum.backward(self._seed(term, loss_sum, found))  # type: ignore[no-untyped-call]
         self._num_backward += 1
-        if self._look is not None and self._first_bad is None and not self._look():
+        look = self._driver.look
+        if look is not None and self._first_bad is None and not look():
             self._first_bad = self.index
 
     def _backward_terms(self, losses: Mapping[str, Loss]) -> None:
-        if self._counts is None:
-            raise WindowError(
-                f"Loss terms {sorted(losses)} in a streamed window, which can only divide by one "
-                "denominator, at the step. Count the window ahead: pass `windows(..., count=f)` "
-                "with `f(batch)` returning one number per term."
-            )
-        if not losses.keys() <= self.denominators.keys():
-            raise self._wrong_terms(losses)
+        self.tally.check_terms(losses)
         live: list[Tensor] = []
         seeds: list[Tensor] = []
         for term, loss in losses.items():
-            loss_sum, found = self._take(term, loss, None)
+            loss_sum, found = self.tally.take(term, loss, None, self.index)
             if found:
                 live.append(loss_sum)
-                seeds.append(self._seed(term, loss_sum))
+                seeds.append(self._seed(term, loss_sum, found))
         if live:
             torch.autograd.backward(live, seeds)  # one walk over what the terms share
 
@@ -237,10 +221,8 @@ class Window(Generic[Batch]):
             EmptyWindow: Nothing was counted, and the policy is to raise.
             NonFiniteGradient: By policy; nothing was changed.
         """
-        if self.ended:
-            raise self._misuse()
         self._check_complete()
-        return self._step(self)
+        return self._driver.step(self)
 
     def gradients_(self) -> None:
         """Bring the true gradient of the mean loss into every `.grad` before the step.
@@ -251,10 +233,8 @@ class Window(Generic[Batch]):
         Raises:
             WindowError: The window has ended, or a counted microbatch had no backward.
         """
-        if self.ended:
-            raise self._misuse()
         self._check_complete()
-        self._gradients(self)
+        self._driver.gradients(self)
         self._is_settled = True
 
     @property
@@ -266,149 +246,62 @@ class Window(Generic[Batch]):
             return 1.0 / self.scale
         return self._divisor / next(iter(self.denominators.values())) / self.scale
 
-    def loss_means(self) -> dict[str, float | None]:
-        """Divide each term's sum by its denominator. One host read a term on an accelerator."""
-        means: dict[str, float | None] = {}
-        for term, denominator in self.denominators.items():
-            sums = self.loss_sums.get(term, ())
-            on_device = [s for s in sums if isinstance(s, Tensor)]
-            total = math.fsum(s for s in sums if not isinstance(s, Tensor))
-            if on_device:
-                total += torch.stack(on_device).double().sum().item()
-            means[term] = total / denominator if denominator else None
-        return means
-
-    def loss_mean(self) -> float | None:
-        """Add the means of all terms: the mean loss whose gradient this window took."""
-        found = [mean for mean in self.loss_means().values() if mean is not None]
-        return math.fsum(found) if found else None
-
     def first_nonfinite(self) -> int | None:
         """Find the first microbatch known to have brought inf or nan: by its loss, or by a look."""
-        firsts = [
-            index
-            for sums in self.loss_sums.values()
-            for index, loss_sum in enumerate(sums)
-            if not math.isfinite(loss_sum)
-        ]
-        return min(firsts, default=self._first_bad)
+        found = self.tally.first_nonfinite()
+        return self._first_bad if found is None else found
 
-    def again(self, microbatches: Sequence[Batch], *, look: Callable[[], bool]) -> Window[Batch]:
+    def again(self, microbatches: Sequence[Batch], look: Callable[[], bool]) -> Window[Batch]:
         """Make the same window once more, of the microbatches that were seen, to look at each."""
         last = len(microbatches) - 1
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
-        return Window(
-            Cut(pull, self._counts, self._size),
-            scale=self.scale,
-            autocast=self._autocast,
-            step=self._step,
-            gradients=self._gradients,
-            look=look,
-        )
+        cut = dataclasses.replace(self._cut, pull=pull)
+        return Window(cut, dataclasses.replace(self._driver, look=look), scale=self.scale)
 
-    def _take(self, term: str, loss: Loss, count: float | Tensor | None) -> tuple[Tensor, float]:
-        """Check one loss, note its sum and its count, and give both."""
-        last_done = self._last_done.get(term, -1)
-        if last_done >= self.index:
-            raise WindowError(
-                f"`window.backward()` ran twice for term `{term}` of microbatch {self.index}, so "
-                "it would count twice. Call it once a microbatch, with all terms in one dict, "
-                "inside the loop over the window."
-            )
-        self._last_done[term] = self.index
-        if isinstance(loss, LossSum):
-            carried = loss.count
-            if count is not None:
-                self._check_same(term, checked_count(count, term), checked_count(carried, term))
-            loss, count = loss.sum, carried
-        if self._counts is None:
-            found = self._stream(term, count)
-        else:
-            self._check_none_missed(term, last_done + 1, self.index)
-            found = self._counts[self.index].get(term, 0)
-            if count is not None:
-                self._check_same(term, found, checked_count(count, term))
-        loss = _checked_loss(loss, needs_graph=found > 0)
-        if found:
-            sums = self.loss_sums.setdefault(term, [])
-            if len(sums) < self.index:
-                sums.extend([0.0] * (self.index - len(sums)))  # microbatches that were left out
-            sums.append(loss.item() if loss.is_cpu else loss.detach())
-        return loss, found
+    def end(self) -> None:
+        """Note that it was stepped or dropped, and let go of its microbatches."""
+        self.ended = True
+        self._cut.pull = iter(())
+        self._seeds.clear()
 
-    def _stream(self, term: str, carried: float | Tensor | None) -> float:
-        if carried is None:
-            raise WindowError(
-                "`window.backward(loss_sum)` in a streamed window without a count, so nothing says "
-                "what the mean is over. Pass `count=n`, return a `LossSum`, or count the window "
-                "ahead with `windows(..., count=f)`."
-            )
-        found = checked_count(carried, term)
-        self.denominators[term] = self.denominators.get(term, 0) + found
-        if self._divisor is None and found:
-            self._divisor = 2.0 ** round(math.log2(found * self._size))
-        return found
-
-    def _check_same(self, term: str, counted: float, carried: float) -> None:
-        # Whole numbers agree exactly; sums of weights to the rounding of a float32 sum.
-        if counted == carried or math.isclose(counted, carried, rel_tol=1e-6):
-            return
-        raise CountMismatch(
-            f"Microbatch {self.index}: the loss term `{term}` is a sum over {carried:,.10g}, and "
-            f"the window's count found {counted:,.10g}, so the mean would be off by their ratio, "
-            f"{_ratio(carried, counted)}. Make both see the same mask, shift and weights.",
-            term=term,
-            counted=counted,
-            carried=carried,
-        )
-
-    def _seed(self, term: str, loss: Tensor) -> Tensor:
+    def _seed(self, term: str, loss: Tensor, found: float) -> Tensor:
         key = (term, loss.dtype, loss.device)
         seed = self._seeds.get(key)
         if seed is None:
-            divisor = self.denominators[term] if self._divisor is None else self._divisor
-            if loss.dtype not in _WIDE and self._divisor is None and len(self.denominators) == 1:
-                # 1/denominator in 8 or 11 bits would tilt the whole gradient by up to 0.4 %; a
-                # power of two is exact there, and the rest of the division is exact at the step.
-                if self._num_backward and self._seeds:
-                    raise WindowError(
-                        f"A {loss.dtype} loss after a wider one in the same window. Return the "
-                        "loss of every microbatch in float32."
-                    )
-                self._divisor = divisor = 2.0 ** round(math.log2(divisor))
-            value = self.scale / divisor
+            value = self.scale / self._divisor_of(term, loss.dtype, found)
             seed = torch.full((), value, dtype=loss.dtype, device=loss.device)
             self._seeds[key] = seed
         return seed
 
+    def _divisor_of(self, term: str, dtype: torch.dtype, found: float) -> float:
+        """What this loss is divided by in backward; what is missing is made up for at the step."""
+        if self._divisor is not None:
+            return self._divisor
+        if self._cut.counts is None:
+            self._divisor = _power_of_two(found * self._cut.size)
+            return self._divisor
+        if dtype in _WIDE or len(self.denominators) > 1:
+            return self.denominators[term]
+        # 1/denominator in 8 or 11 bits would tilt the whole gradient by up to 0.4 %; a power of two
+        # is exact there, and the rest of the division is exact at the step.
+        if self._seeds:
+            raise WindowError(
+                f"A {dtype} loss after a wider one in the same window. Return the loss of every "
+                "microbatch in float32."
+            )
+        self._divisor = _power_of_two(self.denominators[term])
+        return self._divisor
+
     def _check_complete(self) -> None:
+        if self.ended:
+            raise self._misuse()
         if self._num_backward == 0:
             raise WindowError(
                 "`window.step()`: no backward ran in this window, so there is no gradient to step "
                 "on. Iterate over the window and call `window.backward(loss_sum)` for each "
                 "microbatch."
             )
-        if self._counts is not None:
-            for term in self.denominators:
-                first = self._last_done.get(term, -1) + 1
-                self._check_none_missed(term, first, len(self._counts))
-
-    def _check_none_missed(self, term: str, start: int, stop: int) -> None:
-        assert self._counts is not None
-        for index in range(start, stop):
-            if self._counts[index].get(term):
-                raise WindowError(
-                    f"Microbatch {index} was counted for `{term}` and had no backward, so the mean "
-                    "would be over targets that gave no gradient. Run backward for every "
-                    "microbatch of a counted window, or stream the counts."
-                )
-
-    def _wrong_terms(self, losses: Any) -> WindowError:
-        return WindowError(
-            f"The loss has terms {sorted(losses)}, the window counted {sorted(self.denominators)}. "
-            "Without its own denominator a term has no mean. Give `count` and `loss` the same "
-            "terms."
-        )
+        self.tally.check_complete()
 
     def _misuse(self) -> WindowError:
         if self.ended:
@@ -423,26 +316,5 @@ class Window(Generic[Batch]):
         )
 
 
-def _checked_loss(loss: object, *, needs_graph: bool) -> Tensor:
-    if not isinstance(loss, Tensor):
-        raise WindowError(
-            f"The loss is a `{type(loss).__name__}`, which has no gradient. Return the loss sum as "
-            "a tensor of shape [], or a `LossSum`."
-        )
-    if loss.numel() != 1:
-        raise WindowError(
-            f"The loss has shape {list(loss.shape)}; a gradient is of one number. Return the sum "
-            'over the microbatch, for example with `reduction="sum"`.'
-        )
-    if needs_graph and not loss.requires_grad:
-        raise WindowError(
-            "The loss has no graph, so no parameter would get a gradient from it. Check for "
-            "`torch.no_grad()`, `.detach()`, `.item()` or frozen parameters on its way."
-        )
-    if not loss.is_floating_point():
-        raise WindowError(f"The loss is {loss.dtype}; it must be a real floating-point number.")
-    return loss if loss.ndim == 0 else loss.reshape(())
-
-
-def _ratio(a: float, b: float) -> str:
-    return f"{a / b:.4g}" if b else "infinite"
+def _power_of_two(value: float) -> float:
+    return 2.0 ** round(math.log2(value))

@@ -274,8 +274,17 @@ def held_out_loader(data: PackedRows, *, rows: int) -> DataLoader[Batch]:
     Args:
         data: The rows held out.
         rows: Rows in a batch; the last one may have fewer.
+
+    Example:
+        >>> loader = held_out_loader(pack(["abc", "de"], context=3), rows=2)
+        >>> next(iter(loader))["labels"]
+        tensor([[-100,   98,   99],
+                [-100,  101, -100]])
     """
-    return DataLoader(data, batch_size=rows)
+    # A loader draws a seed for its workers each time it is iterated, even in order and without
+    # workers: from torch's global generator unless it has its own. Then measuring the held-out
+    # loss would change the dropout of the training that goes on after it.
+    return DataLoader(data, batch_size=rows, generator=torch.Generator())
 
 
 def byte_frequency_baseline(train: PackedRows, held_out: PackedRows) -> float:

@@ -1,0 +1,69 @@
+"""How accurate and how fast are ways to take the L2 norm of one large gradient?
+
+    python benchmarks/norms.py
+
+The truth is float64 over the whole tensor. "Equal" entries round all one way, which is the worst
+case of a long sum; "normal" ones partly cancel.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from timing import interleaved, machine
+from torch import Tensor
+
+from midstep.gradients import tensor_norms
+
+NUM_ENTRIES = 20_000_000
+
+
+def rows(length: int) -> Callable[[Tensor], Tensor]:
+    """Norms of rows in float32, joined in float64."""
+
+    def norm(tensor: Tensor) -> Tensor:
+        parts = torch.linalg.vector_norm(tensor.view(-1, length), dim=1)
+        return torch.linalg.vector_norm(parts, dtype=torch.float64)
+
+    return norm
+
+
+WAYS: dict[str, Callable[[Tensor], Tensor | float]] = {
+    "whole tensor in float32 (torch)": torch.linalg.vector_norm,
+    "rows of 4,096": rows(4096),
+    "rows of 1,024": rows(1024),
+    "rows of 256": rows(256),
+    "rows of 64": rows(64),
+    "float64 accumulation": lambda t: torch.linalg.vector_norm(t, dtype=torch.float64),
+    "midstep": lambda t: tensor_norms([t])[0],
+}
+HALF_WAYS: dict[str, Callable[[Tensor], Tensor | float]] = {
+    "whole tensor in bfloat16 (torch)": torch.linalg.vector_norm,
+    "torch, dtype=float32": lambda t: torch.linalg.vector_norm(t, dtype=torch.float32),
+    "widened whole, rows of 256": lambda t: rows(256)(t.float()),
+    "midstep: widened in blocks, rows of 256": lambda t: tensor_norms([t])[0],
+}
+
+
+def compare(ways: dict[str, Callable[[Tensor], Tensor | float]], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    num_entries = NUM_ENTRIES // 4096 * 4096
+    inputs = {
+        "equal": torch.full((num_entries,), 0.1, dtype=dtype),
+        "normal": torch.randn(num_entries).mul_(1e-3).to(dtype),
+    }
+    truth = {name: math.sqrt(t.double().square().sum().item()) for name, t in inputs.items()}
+    times = interleaved({name: lambda w=way: w(inputs["normal"]) for name, way in ways.items()})
+    print(f"\n{num_entries:,} entries, {dtype}")
+    print(f"{'way':42}{'error, equal':>14}{'error, normal':>15}{'ms':>8}{'time':>8}")
+    for name, way in ways.items():
+        errors = [abs(float(way(t)) / truth[kind] - 1) for kind, t in inputs.items()]
+        seconds, ratio = times[name]
+        print(f"{name:42}{errors[0]:14.1e}{errors[1]:15.1e}{seconds * 1e3:8.1f}{ratio:7.2f}x")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(machine())
+    compare(WAYS, torch.float32)
+    compare(HALF_WAYS, torch.bfloat16)

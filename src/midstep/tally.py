@@ -1,0 +1,203 @@
+"""The tally of a window: what each term counted, what its losses summed to, and whether they agree.
+
+Counted ahead, the denominators are known before the first forward and every loss is held against
+them. Streamed, they grow with the losses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from .errors import CountMismatch, WindowError
+from .losses import LossSum
+from .terms import checked_count
+
+__all__ = ["Loss", "Tally"]
+
+Loss: TypeAlias = Tensor | LossSum
+
+
+class Tally:
+    """Counts and loss sums of one window, by term.
+
+    Attributes:
+        counts: What each microbatch counts; None when the counts come with the losses.
+        denominators: What each term's mean is over.
+    """
+
+    __slots__ = ("_last_done", "_loss_sums", "counts", "denominators")
+
+    def __init__(self, counts: list[dict[str, float]] | None) -> None:
+        self.counts = counts
+        self.denominators: dict[str, float] = {}
+        self._loss_sums: dict[str, list[float | Tensor]] = {}
+        self._last_done: dict[str, int] = {}  # the last microbatch that had a backward
+        for counted in counts or ():
+            for term, count in counted.items():
+                self.denominators[term] = self.denominators.get(term, 0) + count
+
+    def only_term(self) -> str:
+        """Name the one term that a bare loss belongs to.
+
+        Raises:
+            WindowError: The window counted several.
+        """
+        if self.counts is None:
+            return "loss"
+        if len(self.denominators) != 1:
+            raise self._wrong_terms(["loss"])
+        return next(iter(self.denominators))
+
+    def check_terms(self, terms: Iterable[str]) -> None:
+        """Refuse losses that the window has no denominator for.
+
+        Raises:
+            WindowError: The window is streamed, or counted other terms.
+        """
+        if self.counts is None:
+            raise WindowError(
+                f"Loss terms {sorted(terms)} in a streamed window, which can only divide by one "
+                "denominator, at the step. Count the window ahead: pass `windows(..., count=f)` "
+                "with `f(batch)` returning one number per term."
+            )
+        if not set(terms) <= self.denominators.keys():
+            raise self._wrong_terms(terms)
+
+    def take(
+        self, term: str, loss: Loss, count: float | Tensor | None, index: int
+    ) -> tuple[Tensor, float]:
+        """Check the loss of one microbatch, note its sum and its count, and give both.
+
+        Raises:
+            WindowError: It is no loss sum, has no count, or this microbatch had one already.
+            CountMismatch: It carries another count than the window found.
+        """
+        last_done = self._last_done.get(term, -1)
+        if last_done >= index:
+            raise WindowError(
+                f"`window.backward()` ran twice for term `{term}` of microbatch {index}, so it "
+                "would count twice. Call it once a microbatch, with all terms in one dict, inside "
+                "the loop over the window."
+            )
+        self._last_done[term] = index
+        if isinstance(loss, LossSum):
+            carried = loss.count
+            if count is not None:
+                _check_same(term, checked_count(count, term), checked_count(carried, term), index)
+            loss, count = loss.sum, carried
+        if self.counts is None:
+            found = self._stream(term, count)
+        else:
+            self._check_none_missed(term, last_done + 1, index)
+            found = self.counts[index].get(term, 0)
+            if count is not None:
+                _check_same(term, found, checked_count(count, term), index)
+        loss = _checked_loss(loss, needs_graph=found > 0)
+        if found:
+            sums = self._loss_sums.setdefault(term, [])
+            if len(sums) < index:
+                sums.extend([0.0] * (index - len(sums)))  # microbatches that were left out
+            sums.append(loss.item() if loss.is_cpu else loss.detach())
+        return loss, found
+
+    def check_complete(self) -> None:
+        """Refuse to go on while a counted microbatch has had no backward.
+
+        Raises:
+            WindowError: One has not.
+        """
+        if self.counts is not None:
+            for term in self.denominators:
+                first = self._last_done.get(term, -1) + 1
+                self._check_none_missed(term, first, len(self.counts))
+
+    def loss_means(self) -> dict[str, float | None]:
+        """Divide each term's sum by its denominator. One host read a term on an accelerator."""
+        means: dict[str, float | None] = {}
+        for term, denominator in self.denominators.items():
+            sums = self._loss_sums.get(term, ())
+            on_device = [s for s in sums if isinstance(s, Tensor)]
+            total = sum(s for s in sums if not isinstance(s, Tensor))
+            if on_device:
+                total += torch.stack(on_device).double().sum().item()
+            means[term] = total / denominator if denominator else None
+        return means
+
+    def first_nonfinite(self) -> int | None:
+        """Find the first microbatch whose loss was inf or nan."""
+        firsts = [
+            index
+            for sums in self._loss_sums.values()
+            for index, loss_sum in enumerate(sums)
+            if not math.isfinite(loss_sum)
+        ]
+        return min(firsts, default=None)
+
+    def _stream(self, term: str, carried: float | Tensor | None) -> float:
+        if carried is None:
+            raise WindowError(
+                "`window.backward(loss_sum)` in a streamed window without a count, so nothing says "
+                "what the mean is over. Pass `count=n`, return a `LossSum`, or count the window "
+                "ahead with `windows(..., count=f)`."
+            )
+        found = checked_count(carried, term)
+        self.denominators[term] = self.denominators.get(term, 0) + found
+        return found
+
+    def _check_none_missed(self, term: str, start: int, stop: int) -> None:
+        assert self.counts is not None
+        for index in range(start, stop):
+            if self.counts[index].get(term):
+                raise WindowError(
+                    f"Microbatch {index} was counted for `{term}` and had no backward, so the mean "
+                    "would be over targets that gave no gradient. Run backward for every "
+                    "microbatch of a counted window, or stream the counts."
+                )
+
+    def _wrong_terms(self, losses: Iterable[str]) -> WindowError:
+        return WindowError(
+            f"The loss has terms {sorted(losses)}, the window counted {sorted(self.denominators)}. "
+            "Without its own denominator a term has no mean. Give `count` and `loss` the same "
+            "terms."
+        )
+
+
+def _check_same(term: str, counted: float, carried: float, index: int) -> None:
+    # Whole numbers agree exactly; sums of weights to the rounding of a float32 sum.
+    if counted == carried or math.isclose(counted, carried, rel_tol=1e-6):
+        return
+    ratio = f"{carried / counted:.4g}" if counted else "infinite"
+    raise CountMismatch(
+        f"Microbatch {index}: the loss term `{term}` is a sum over {carried:,.10g}, and the "
+        f"window's count found {counted:,.10g}, so the mean would be off by their ratio, {ratio}. "
+        "Make both see the same mask, shift and weights.",
+        term=term,
+        counted=counted,
+        carried=carried,
+    )
+
+
+def _checked_loss(loss: object, *, needs_graph: bool) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise WindowError(
+            f"The loss is a `{type(loss).__name__}`, which has no gradient. Return the loss sum as "
+            "a tensor of shape [], or a `LossSum`."
+        )
+    if loss.numel() != 1:
+        raise WindowError(
+            f"The loss has shape {list(loss.shape)}; a gradient is of one number. Return the sum "
+            'over the microbatch, for example with `reduction="sum"`.'
+        )
+    if needs_graph and not loss.requires_grad:
+        raise WindowError(
+            "The loss has no graph, so no parameter would get a gradient from it. Check for "
+            "`torch.no_grad()`, `.detach()`, `.item()` or frozen parameters on its way."
+        )
+    if not loss.is_floating_point():
+        raise WindowError(f"The loss is {loss.dtype}; it must be a real floating-point number.")
+    return loss if loss.ndim == 0 else loss.reshape(())
