@@ -18,8 +18,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 TIERS = (
     ("errors", "records", "schedules", "arithmetic"),
     ("defects", "findings", "clock", "terms"),
-    ("ranks", "snapshot", "sinks", "batches", "stream", "losses"),
-    ("gradients", "cutting", "cursor", "tally"),
+    ("snapshot", "sinks", "batches", "stream", "losses"),
+    ("ranks",),
+    ("gradients", "cutting", "cursor", "tally", "seeds"),
     (
         "window",
         "counts",
@@ -31,7 +32,7 @@ TIERS = (
         "rates",
         "stepping",
     ),
-    ("feed",),
+    ("feed", "measuring"),
     ("updater",),
     (
         "checkpoint",

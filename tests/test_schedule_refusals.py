@@ -76,7 +76,9 @@ TYPE_REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), VALUE_REFUSED, ids=lambda case: case[:40] if isinstance(case, str) else "")
+@pytest.mark.parametrize(
+    ("make", "message"), VALUE_REFUSED, ids=lambda case: case[:40] if isinstance(case, str) else ""
+)
 def test_a_wrong_value_is_refused_when_the_schedule_is_made(
     make: Callable[[], object], message: str
 ) -> None:
@@ -84,7 +86,9 @@ def test_a_wrong_value_is_refused_when_the_schedule_is_made(
         make()
 
 
-@pytest.mark.parametrize(("make", "message"), TYPE_REFUSED, ids=lambda case: case[:40] if isinstance(case, str) else "")
+@pytest.mark.parametrize(
+    ("make", "message"), TYPE_REFUSED, ids=lambda case: case[:40] if isinstance(case, str) else ""
+)
 def test_a_wrong_type_is_refused_when_the_schedule_is_made(
     make: Callable[[], object], message: str
 ) -> None:

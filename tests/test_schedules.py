@@ -230,6 +230,11 @@ def test_a_curve_that_does_not_hold_runs_on_as_its_last_leg_does() -> None:
     assert factors(line, 7) == [1.0, 0.75, 0.5, 0.25, 0.0, -0.25, -0.5]
 
 
+def test_a_curve_that_does_not_hold_meets_its_last_point_exactly() -> None:
+    curve = Curve.through((0, 1.0), (4, 0.1, shapes.Linear()), holds=False)
+    assert curve(4) == 0.1
+
+
 def test_a_curve_jumps_where_two_points_share_an_update() -> None:
     line = shapes.Linear()
     curve = Curve(start=(0, 0.0), legs=(Leg(2, 1.0, line), Leg(2, 0.5, line), Leg(4, 0.0, line)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from .errors import EmptyWindow, NonFiniteGradient, WindowError
+from .gradients import Gradients
+from .ranks import Ranks
 from .snapshot import Buffers, RandomState
 
 __all__ = [
+    "Culprit",
     "empty_error",
     "first_bad_microbatch",
     "names_of",
     "no_gradient_error",
-    "nonfinite_error",
     "plain_name",
     "report_strangers",
 ]
@@ -35,34 +38,96 @@ def names_of(model: nn.Module, parameters: Sequence[Tensor]) -> list[str]:
     ]
 
 
-def nonfinite_error(
-    parameters: Mapping[str, int], microbatch: int | None, *, update: int
-) -> NonFiniteGradient:
-    """Say what is not finite, where it came from, and that nothing was touched."""
-    named = ", ".join(f"`{name}` ({count:,})" for name, count in list(parameters.items())[:5])
-    if len(parameters) > 5:
-        named += f" and {len(parameters) - 5} more"
-    where = (
-        f"microbatch {microbatch} of the window (from 0) brought them"
-        if microbatch is not None
-        else "every loss was finite, so the microbatch does not show; run the window by "
-        "`updater.update(window, loss)` or pass `every_microbatch=True` to the policy to find it"
-    )
-    return NonFiniteGradient(
-        f"Update {update}: {sum(parameters.values()):,} entries of the gradient are inf or nan, in "
-        f"{named}; {where}. Weights, optimizer state and schedule are as they were. Look at that "
-        "microbatch, lower the rate, or go on past it with `nonfinite=ms.Skip(max_consecutive=5)`.",
-        parameters=parameters,
-        microbatch=microbatch,
-        update=update,
-    )
+@dataclasses.dataclass(frozen=True, slots=True)
+class Culprit:
+    """Where a gradient that is not finite came from, as far as all ranks together know.
+
+    Attributes:
+        parameters: Number of non-finite entries by name.
+        microbatch: Position in its window, from 0; None where it does not show.
+        rank: Whose microbatch; None on one rank alone.
+    """
+
+    parameters: Mapping[str, int]
+    microbatch: int | None
+    rank: int | None = None
+
+    @classmethod
+    def found(
+        cls,
+        ranks: Ranks | None,
+        gradients: Gradients | None,
+        names: Sequence[str],
+        microbatch: int | None,
+        parameters: Mapping[str, int] | None = None,
+    ) -> Culprit:
+        """Count, and ask the other ranks: one collective, on the way to a skip or an error.
+
+        Args:
+            ranks: The other ranks, if any.
+            gradients: What to count in; None to take `parameters` as counted.
+            names: Of the gradients.
+            microbatch: What this rank knows.
+            parameters: What was counted before.
+        """
+        counts: dict[str, float] = dict(parameters or {})
+        if gradients is not None:
+            numbers = gradients.num_nonfinite()
+            counts = {name: n for name, n in zip(names, numbers, strict=True) if n}
+        if ranks is None:
+            return cls({name: int(n) for name, n in counts.items()}, microbatch)
+        if gradients is not None:
+            replicas = [ranks.sharing.replicas(p) for p in gradients.parameters]
+            share = dict(zip(names, replicas, strict=True))
+            counts = {name: n / share[name] for name, n in counts.items()}
+        everyone = ranks.world.gather_objects((counts, microbatch))
+        if gradients is not None:
+            summed: dict[str, float] = {}
+            for theirs, _ in everyone:
+                for name, n in theirs.items():
+                    summed[name] = summed.get(name, 0.0) + n
+            counts = summed
+        bad = [(m, rank) for rank, (_, m) in enumerate(everyone) if m is not None]
+        first, rank = min(bad) if bad else (None, None)
+        return cls({name: max(1, round(n)) for name, n in counts.items()}, first, rank)
+
+    @property
+    def num_nonfinite(self) -> int:
+        """All entries together."""
+        return sum(self.parameters.values())
+
+    def error(self, *, update: int) -> NonFiniteGradient:
+        """Say what is not finite, where it came from, and that nothing was touched."""
+        shown = list(self.parameters.items())
+        named = ", ".join(f"`{name}` ({count:,})" for name, count in shown[:5])
+        if len(shown) > 5:
+            named += f" and {len(shown) - 5} more"
+        whose = "" if self.rank is None else f" on rank {self.rank}"
+        where = (
+            f"microbatch {self.microbatch} of the window (from 0){whose} brought them"
+            if self.microbatch is not None
+            else "every loss was finite, so the microbatch does not show; run the window by "
+            "`updater.update(window, loss)` or pass `every_microbatch=True` to the policy to find "
+            "it"
+        )
+        return NonFiniteGradient(
+            f"Update {update}: {self.num_nonfinite:,} entries of the gradient are inf or nan, in "
+            f"{named}; {where}. Weights, optimizer state and schedule are as they were. Look at "
+            "that microbatch, lower the rate, or go on past it with "
+            "`nonfinite=ms.Skip(max_consecutive=5)`.",
+            parameters=self.parameters,
+            microbatch=self.microbatch,
+            update=update,
+            rank=self.rank,
+        )
 
 
 def empty_error(num_microbatches: int, *, update: int) -> EmptyWindow:
     """Say that a window holds nothing to take the mean over."""
     return EmptyWindow(
         f"Update {update}: nothing was counted in {num_microbatches} microbatches, so the mean "
-        "loss is 0/0. Leave fully masked batches out, count something else, or pass `empty=ms.Skip()`."
+        "loss is 0/0. Leave fully masked batches out, count something else, or pass "
+        "`empty=ms.Skip()`."
     )
 
 

@@ -47,6 +47,9 @@ class Cursor:
         """
         resume, self._resume = self._resume, None
         self._loader = loader
+        if resume is not None and resume["start"] is None:
+            _catch_up(loader, resume)
+            resume = None
         if resume is None:
             self.num_batches = 0
             self._start = _start_of_pass(loader)
@@ -54,7 +57,7 @@ class Cursor:
         else:
             self.num_batches = resume["num_batches"]
             self._start = resume["start"]
-            stream = Stream(_resumed(loader, resume), num_read=self.num_batches)
+            stream = _resumed(loader, resume)
         self._stream = stream
         return stream
 
@@ -64,21 +67,25 @@ class Cursor:
             self.num_batches = self._stream.num_read
 
     def close(self) -> None:
-        """End the pass: a checkpoint saved from now on begins with the first batch."""
+        """End the pass: a checkpoint saved from now on begins with the first batch of the next.
+
+        The loader is still known, because where its generators or its own state are now decides the
+        order of the next pass.
+        """
         self.num_batches = 0
         self._start = None
         self._stream = None
-        self._loader = None
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Give the place in the pass; None between two passes."""
+        """Give the place in the data; None before the first pass."""
         if self._resume is not None:
             return dict(self._resume)
-        if self._stream is None or self._start is None:
+        if self._loader is None:
             return None
+        is_ahead = self._stream is not None and self._stream.is_ahead
         loader_state = None
         if isinstance(self._loader, _KeepsItsPlace):
-            if self._stream.is_ahead:
+            if is_ahead:
                 raise CheckpointError(
                     "A streamed window was ended before its last microbatch, so one batch has been "
                     "read that no window has used and a stateful loader cannot give back. Save "
@@ -87,22 +94,34 @@ class Cursor:
             loader_state = self._loader.state_dict()
         return {
             "num_batches": self.num_batches,
+            "is_ahead": is_ahead,
             "length": _length(self._loader),
             "start": self._start,
+            "generators": _generator_states(self._loader),
             "loader": loader_state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Have the next pass go on from a saved place."""
         self.close()
+        self._loader = None
         self._resume = state
 
 
 def _start_of_pass(loader: object) -> dict[str, Any]:
     return {
         "random": RandomState.capture().state_dict(),
-        "generators": [generator.get_state() for generator in generators(loader)],
+        "generators": _generator_states(loader),
     }
+
+
+def _generator_states(loader: object) -> list[Tensor]:
+    return [generator.get_state() for generator in generators(loader)]
+
+
+def _set_generators(loader: object, states: list[Tensor]) -> None:
+    for generator, state in zip(generators(loader), states, strict=False):
+        generator.set_state(state)
 
 
 def _length(loader: object) -> int | None:
@@ -112,7 +131,16 @@ def _length(loader: object) -> int | None:
         return None
 
 
-def _resumed(loader: Iterable[Batch], resume: Mapping[str, Any]) -> Iterator[Batch]:
+def _catch_up(loader: object, resume: Mapping[str, Any]) -> None:
+    """Put a loader where the one before it stood between two passes; another loader has no past."""
+    if _length(loader) != resume["length"]:
+        return
+    _set_generators(loader, resume["generators"])
+    if resume["loader"] is not None and isinstance(loader, _KeepsItsPlace):
+        loader.load_state_dict(resume["loader"])
+
+
+def _resumed(loader: Iterable[Batch], resume: Mapping[str, Any]) -> Stream[Batch]:
     num_batches, length = resume["num_batches"], _length(loader)
     if None not in (length, resume["length"]) and length != resume["length"]:
         raise CheckpointError(
@@ -131,15 +159,16 @@ def _resumed(loader: Iterable[Batch], resume: Mapping[str, Any]) -> Iterator[Bat
         batches = iter(loader)
     else:
         batches = _replayed(loader, resume["start"], num_batches)
+    stream = Stream(batches, num_read=num_batches)
+    if resume["is_ahead"]:
+        stream.has_next()  # drawn before the checkpoint, so not from the streams it goes on with
     now.restore()
-    return batches
+    return stream
 
 
 def _replayed(loader: Iterable[Batch], start: Mapping[str, Any], count: int) -> Iterator[Batch]:
     RandomState.from_state_dict(start["random"]).restore()
-    states: list[Tensor] = start["generators"]
-    for generator, state in zip(generators(loader), states, strict=False):
-        generator.set_state(state)
+    _set_generators(loader, start["generators"])
     batches = iter(loader)
     for index in range(count):
         try:

@@ -37,11 +37,13 @@ class Cut(Generic[Batch]):
         pull: Gives each microbatch with whether it is the window's last.
         counts: What each microbatch counts, by term; None when the counts come with the losses.
         size: How many microbatches there are, or at most will be.
+        num_known: How many there are, when they have been read ahead.
     """
 
     pull: Iterator[tuple[Batch, bool]]
     counts: list[dict[str, float]] | None
     size: int
+    num_known: int | None = None
 
 
 def cut_of(microbatches: Sequence[Batch], count: Count | None) -> Cut[Batch]:
@@ -53,7 +55,7 @@ def cut_of(microbatches: Sequence[Batch], count: Count | None) -> Cut[Batch]:
 def _read_ahead(microbatches: Sequence[Batch], counts: list[dict[str, float]] | None) -> Cut[Batch]:
     last = len(microbatches) - 1
     pull = ((batch, index == last) for index, batch in enumerate(microbatches))
-    return Cut(pull, counts, len(microbatches))
+    return Cut(pull, counts, len(microbatches), len(microbatches))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,10 +68,12 @@ class BySize:
     def __post_init__(self) -> None:
         _require_whole("size", self.size, "batch")
 
-    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+    def cuts(
+        self, stream: Stream[Batch], count: Count | None, *, read_ahead: bool
+    ) -> Iterator[Cut[Batch]]:
         """Cut a pass. Reads one batch ahead; a whole window when counted or tails are dropped."""
         while stream.has_next():
-            if count is None and not self.drop_tail:
+            if count is None and not self.drop_tail and not read_ahead:
                 yield Cut(self._as_read(stream), None, self.size)
                 continue
             batches = _take(stream, self.size)
@@ -94,7 +98,9 @@ class ByRows:
     def __post_init__(self) -> None:
         _require_whole("rows", self.rows, "row")
 
-    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+    def cuts(
+        self, stream: Stream[Batch], count: Count | None, *, read_ahead: bool
+    ) -> Iterator[Cut[Batch]]:
         """Cut a pass. Reads nothing ahead and copies no row."""
         for batch in stream:
             yield cut_of(cut_rows(batch, self.rows), count)
@@ -110,7 +116,9 @@ class ByTargets:
     def __post_init__(self) -> None:
         _require_whole("targets", self.targets, "target")
 
-    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+    def cuts(
+        self, stream: Stream[Batch], count: Count | None, *, read_ahead: bool
+    ) -> Iterator[Cut[Batch]]:
         """Cut a pass. Reads a window ahead."""
         assert count is not None  # `cutting_of` refuses it
         while stream.has_next():
@@ -166,7 +174,9 @@ def cutting_of(
 class Cutting(Protocol):
     """A way to cut a pass over the data into windows."""
 
-    def cuts(self, stream: Stream[Batch], count: Count | None) -> Iterator[Cut[Batch]]:
+    def cuts(
+        self, stream: Stream[Batch], count: Count | None, *, read_ahead: bool
+    ) -> Iterator[Cut[Batch]]:
         """Cut a pass."""
         ...
 

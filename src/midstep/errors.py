@@ -14,6 +14,7 @@ __all__ = [
     "EmptyWindow",
     "MidstepError",
     "NonFiniteGradient",
+    "RankFailure",
     "RecipeError",
     "WindowError",
 ]
@@ -79,6 +80,7 @@ class NonFiniteGradient(MidstepError, RuntimeError):
         microbatch: Position in its window of the microbatch that brought them, from 0; None where
             it is not known.
         update: The attempt, counted from 1; None outside an `Updater`.
+        rank: Whose microbatch it was; None on one rank alone, or where it is not known.
 
     Example:
         >>> error = NonFiniteGradient("bad", parameters={"weight": 2}, microbatch=1, update=7)
@@ -93,12 +95,30 @@ class NonFiniteGradient(MidstepError, RuntimeError):
         parameters: Mapping[str, int],
         microbatch: int | None = None,
         update: int | None = None,
+        rank: int | None = None,
     ) -> None:
         super().__init__(message)
+        self.rank = rank
         self.parameters = dict(parameters)
         self.num_nonfinite = sum(self.parameters.values())
         self.microbatch = microbatch
         self.update = update
+
+
+class RankFailure(MidstepError, RuntimeError):
+    """Another rank failed inside a window, which no rank can finish without it.
+
+    Attributes:
+        rank: The one that failed first.
+
+    Example:
+        >>> RankFailure("Rank 1 failed: ValueError: bad batch.", rank=1).rank
+        1
+    """
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class CheckpointError(MidstepError, RuntimeError):

@@ -15,6 +15,7 @@ from torch import nn
 
 from .cursor import Cursor
 from .cutting import Count, Cut, Cutting
+from .seeds import power_of_two
 from .window import Driver, Window
 
 __all__ = ["Feed"]
@@ -34,9 +35,19 @@ class Feed:
         cursor: Where in the data the run is.
         window: The window that is open; None between two.
         started: When the open window's first batch was asked for, by `time.perf_counter`.
+        divisor: What a streamed window on several ranks divides by in backward, the same on all: a
+            power of two near the last such window's denominator.
     """
 
-    __slots__ = ("_driver", "_optimizer", "_parameters", "cursor", "started", "window")
+    __slots__ = (
+        "_driver",
+        "_optimizer",
+        "_parameters",
+        "cursor",
+        "divisor",
+        "started",
+        "window",
+    )
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, driver: Driver) -> None:
         self._parameters = list(model.parameters())
@@ -45,24 +56,28 @@ class Feed:
         self.cursor = Cursor()
         self.window: Window[Any] | None = None
         self.started = 0.0
+        self.divisor = 1024.0
 
     def windows(
         self,
         batches: Iterable[Batch],
         way: Cutting,
         count: Count | None,
-        begin: Callable[[Cut[Batch]], Window[Batch]],
+        begin: Callable[[Cut[Batch] | None], Window[Batch] | None],
     ) -> Iterator[Window[Batch]]:
         """Give the windows of one pass, each begun by `begin` once its batches are at hand."""
-        cuts = way.cuts(self.cursor.open(batches), count)
+        ranks = self._driver.ranks
+        cuts = way.cuts(self.cursor.open(batches), count, read_ahead=ranks is not None)
         window: Window[Batch] | None = None
         try:
             while True:
                 started = time.perf_counter()
-                cut = next(cuts, None)
-                if cut is None:
+                cut = self._next(cuts)
+                if cut is None and ranks is None:
                     break
                 window = begin(cut)
+                if window is None:
+                    break
                 self.started = started
                 yield window
         finally:
@@ -70,23 +85,63 @@ class Feed:
                 self.drop(window)
         self.cursor.close()
 
-    def begin(self, cut: Cut[Batch], *, scale: float) -> Window[Batch]:
-        """Open a window with cleared gradients; one still open is dropped."""
+    def _next(self, cuts: Iterator[Cut[Batch]]) -> Cut[Batch] | None:
+        """Read and count the next window; an error in it reaches the other ranks."""
+        if self._driver.ranks is None:
+            return next(cuts, None)
+        with self._driver.ranks.failing():
+            return next(cuts, None)
+
+    def begin(
+        self, cut: Cut[Batch] | None, *, scale: float, is_counted: bool
+    ) -> Window[Batch] | None:
+        """Open a window with cleared gradients; one still open is dropped.
+
+        On several ranks they open it together: one small collective. A rank without batches takes
+        part as long as any other has some.
+
+        Returns:
+            The window; None when no rank has a batch left.
+        """
         if self.window is not None:
             self.drop(self.window)
         self.clear()
         self.started = time.perf_counter()
-        self.window = window = Window(cut, self._driver, scale=scale)
+        ranks = self._driver.ranks
+        if ranks is None:
+            assert cut is not None
+            self.window = window = Window(cut, self._driver, scale=scale)
+            return window
+        has_cut = cut is not None
+        cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
+        with ranks.failing():
+            opening = ranks.opener.open(cut.num_known or 0, cut.counts, has_cut=has_cut)
+        if opening is None:
+            return None
+        window = Window(
+            cut,
+            self._driver,
+            scale=scale,
+            num_in_all=opening.num_microbatches,
+            divisor=None if is_counted else self.divisor,
+        )
+        window.tally.agree(opening.denominators, {})
+        self.window = window
         return window
 
     def end(self, window: Window[Any]) -> None:
         """Note that a window was stepped or dropped, and that its batches are used."""
         window.end()
+        if window.tally.counts is None:
+            total = next(iter(window.denominators.values()), 0)
+            self.divisor = power_of_two(total) if total else self.divisor
         self.window = None
         self.cursor.mark()
 
     def drop(self, window: Window[Any]) -> None:
         """End a window without a step."""
+        if self._driver.ranks is not None:
+            self._driver.ranks.world.fail(None)
         self.end(window)
         self.clear()
 

@@ -7,7 +7,7 @@ them. Streamed, they grow with the losses.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -30,12 +30,13 @@ class Tally:
         denominators: What each term's mean is over.
     """
 
-    __slots__ = ("_last_done", "_loss_sums", "counts", "denominators")
+    __slots__ = ("_agreed_sums", "_last_done", "_loss_sums", "counts", "denominators")
 
     def __init__(self, counts: list[dict[str, float]] | None) -> None:
         self.counts = counts
         self.denominators: dict[str, float] = {}
         self._loss_sums: dict[str, list[float | Tensor]] = {}
+        self._agreed_sums: dict[str, float] = {}
         self._last_done: dict[str, int] = {}  # the last microbatch that had a backward
         for counted in counts or ():
             for term, count in counted.items():
@@ -116,15 +117,26 @@ class Tally:
                 first = self._last_done.get(term, -1) + 1
                 self._check_none_missed(term, first, len(self.counts))
 
+    def agree(self, denominators: Mapping[str, float], loss_sums: Mapping[str, float]) -> None:
+        """Take the denominators and loss sums of all ranks together."""
+        self.denominators.update(denominators)
+        self._agreed_sums.update(loss_sums)
+
+    def loss_sum(self, term: str) -> float:
+        """Add up a term's loss over this rank. One host read on an accelerator."""
+        sums = self._loss_sums.get(term, ())
+        on_device = [s for s in sums if isinstance(s, Tensor)]
+        total = sum(s for s in sums if not isinstance(s, Tensor))
+        if on_device:
+            total += torch.stack(on_device).double().sum().item()
+        return total
+
     def loss_means(self) -> dict[str, float | None]:
-        """Divide each term's sum by its denominator. One host read a term on an accelerator."""
+        """Divide each term's sum by its denominator, over all ranks."""
         means: dict[str, float | None] = {}
         for term, denominator in self.denominators.items():
-            sums = self._loss_sums.get(term, ())
-            on_device = [s for s in sums if isinstance(s, Tensor)]
-            total = sum(s for s in sums if not isinstance(s, Tensor))
-            if on_device:
-                total += torch.stack(on_device).double().sum().item()
+            total = self._agreed_sums.get(term)
+            total = self.loss_sum(term) if total is None else total
             means[term] = total / denominator if denominator else None
         return means
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
 from .blame import (
+    Culprit,
     empty_error,
     first_bad_microbatch,
     names_of,
-    no_gradient_error,
-    nonfinite_error,
     report_strangers,
 )
 from .clip.norm import ByGlobalNorm
@@ -31,15 +30,19 @@ from .cutting import Count, Cut, Cutting, cut_of, cutting_of
 from .errors import WindowError
 from .feed import Feed
 from .gradients import Gradients
+from .measuring import is_finite_here, measured
 from .nonfinite import Policy, Raise
 from .precision import FP32, LossScale, Precision, autocast_of
-from .ranks import refuse_many_ranks
+from .ranks import ranks_of
 from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
 from .sinks import Guarded
 from .snapshot import RandomState
 from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, step
 from .window import Driver, Loss, Window
+
+if TYPE_CHECKING:
+    from .ranks.sharded import Sharding
 
 __all__ = ["Updater"]
 
@@ -74,13 +77,15 @@ class Updater:
         schedule: A torch scheduler of this optimizer, or a function from the number of applied
             updates to the factor on each group's base rate. Ticks after applied updates only.
         averaged_model: An average of the weights, kept up after applied updates.
-        sinks: Called with each record. One that fails warns once and never stops the run.
+        sharding: What FSDP2 trades inside a window, memory for traffic; only for sharded models.
+        sinks: Called with each record, on every rank. One that fails warns once and never stops the
+        run.
 
     Raises:
         TypeError: The optimizer wants a closure, or a stage is no stage.
         ValueError: The precision cannot train these parameters, or the scheduler is another
             optimizer's.
-        NotImplementedError: Several ranks take part.
+        NotImplementedError: The model is wrapped in FSDP1.
 
     Warns:
         UserWarning: Parameters of the model that the optimizer lacks, or the reverse.
@@ -110,10 +115,10 @@ class Updater:
         empty: Policy | None = None,
         schedule: Schedule | None = None,
         averaged_model: AveragesWeights | None = None,
+        sharding: Sharding | None = None,
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
     ) -> None:
         check_optimizer(optimizer)
-        refuse_many_ranks(model, model.parameters())
         self.model = model
         self.optimizer = optimizer
         self.clip: Rule = clip if clip is not None else ByGlobalNorm(math.inf)
@@ -126,11 +131,14 @@ class Updater:
         self.loss_scale: LossScale = self.precision.loss_scale()
         self.clock = Clock()
         report_strangers(model, optimizer)
+        names = names_of(model, parameters_of(optimizer))
+        self._ranks = ranks_of(model, names, sharding)
         driver = Driver(
             step=self._finish,
             gradients=self._bring,
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
+            ranks=self._ranks,
         )
         self._feed = Feed(model, optimizer, driver)
         self._empty = self.empty
@@ -178,12 +186,17 @@ class Updater:
     def _windows(
         self, batches: Iterable[Batch], way: Cutting, count: Count | None, empty: Policy
     ) -> Iterator[Window[Batch]]:
-        yield from self._feed.windows(batches, way, count, lambda cut: self._begin(cut, empty))
+        is_counted = count is not None
+        yield from self._feed.windows(
+            batches, way, count, lambda cut: self._begin(cut, empty, is_counted)
+        )
         self.clock.epoch += 1
 
-    def _begin(self, cut: Cut[Batch], empty: Policy) -> Window[Batch]:
+    def _begin(
+        self, cut: Cut[Batch] | None, empty: Policy, is_counted: bool
+    ) -> Window[Batch] | None:
         self._empty = empty
-        return self._feed.begin(cut, scale=self.loss_scale.value)
+        return self._feed.begin(cut, scale=self.loss_scale.value, is_counted=is_counted)
 
     def update(
         self,
@@ -209,7 +222,10 @@ class Updater:
             NonFiniteGradient: By policy; names parameters and microbatch.
         """
         if not isinstance(window, Window):
-            window = self._begin(cut_of(list(window), count), self.empty)
+            cut = cut_of(list(window), count)
+            begun = self._begin(cut, self.empty, count is not None)
+            assert begun is not None  # there is a cut
+            window = begun
         random, seen = RandomState.capture_torch(), []
         try:
             for batch in window:
@@ -272,9 +288,10 @@ class Updater:
 
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
+        gradients = measured(window, self.optimizer, self.clip, self._ranks)
         if not any(window.denominators.values()):
             return self._end_empty(window)
-        gradients = self._gradients_of(window)
+        gradients.mul_(window.unit)
         grad_norm = gradients.norm(self.clip.p)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
@@ -334,39 +351,34 @@ class Updater:
     def _end_empty(self, window: Window[Any]) -> UpdateRecord:
         if self._empty.goes_on(self.clock.skipped_in_a_row, explained=False):
             return self._end(window, Verdict.SKIPPED_EMPTY)
-        self._feed.drop(window)
+        self._feed.end(window)
+        self._feed.clear()
         raise empty_error(window.num_microbatches, update=self.clock.update + 1)
 
     def _end_nonfinite(
         self, window: Window[Any], gradients: Gradients, grad_norm: float
     ) -> UpdateRecord:
-        counts = gradients.num_nonfinite()
-        microbatch = window.first_nonfinite()
-        explained = microbatch is None and self.loss_scale.explains_overflow()
-        if self.nonfinite.goes_on(self.clock.skipped_in_a_row, explained=explained):
-            return self._end(
-                window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=sum(counts)
-            )
         names = names_of(self.model, gradients.parameters)
-        by_name = {name: n for name, n in zip(names, counts, strict=True) if n}
-        if microbatch is None and self._rerun is not None:
+        culprit = Culprit.found(self._ranks, gradients, names, window.first_nonfinite())
+        explained = culprit.microbatch is None and self.loss_scale.explains_overflow()
+        if self.nonfinite.goes_on(self.clock.skipped_in_a_row, explained=explained):
+            num = culprit.num_nonfinite
+            return self._end(window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=num)
+        if culprit.microbatch is None and self._rerun is not None:
             self._feed.clear()
-            microbatch = self._rerun()
-        self._feed.drop(window)
-        raise nonfinite_error(by_name, microbatch, update=self.clock.update + 1)
-
-    def _gradients_of(self, window: Window[Any]) -> Gradients:
-        gradients = Gradients(parameters_of(self.optimizer), factor=window.unit)
-        if not gradients.tensors:
-            raise no_gradient_error()
-        return gradients
+            culprit = Culprit.found(self._ranks, None, (), self._rerun(), culprit.parameters)
+        self._feed.end(window)
+        self._feed.clear()
+        raise culprit.error(update=self.clock.update + 1)
 
     def _bring(self, window: Window[Any]) -> None:
+        gradients = measured(window, self.optimizer, self.clip, self._ranks)
         if any(window.denominators.values()):
-            self._gradients_of(window).apply_()
+            gradients.mul_(window.unit)
+            gradients.apply_()
 
     def _look(self) -> bool:
-        return math.isfinite(Gradients(parameters_of(self.optimizer)).norm())
+        return is_finite_here(self.optimizer, self._ranks)
 
 
 def _total(loss_means: Mapping[str, float | None]) -> float | None:

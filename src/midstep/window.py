@@ -22,13 +22,14 @@ from torch import Tensor
 
 from .cutting import Cut
 from .errors import WindowError
+from .ranks import Ranks
 from .records import UpdateRecord
+from .seeds import Seeds
 from .tally import Loss, Tally
 
 __all__ = ["Driver", "Loss", "Window"]
 
 Batch = TypeVar("Batch")
-_WIDE = (torch.float32, torch.float64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,25 +41,41 @@ class Driver:
         gradients: Brings the true gradients into `.grad`.
         autocast: Opens the autocast of one forward; None where there is none.
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
+        ranks: The other ranks; None for one alone.
     """
 
     step: Callable[[Window[Any]], UpdateRecord]
     gradients: Callable[[Window[Any]], None]
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
     look: Callable[[], bool] | None = None
+    ranks: Ranks | None = None
+
+    @property
+    def needs_forward(self) -> bool:
+        """Whether a forward outside `Window.forward` would lose precision, or talk too often."""
+        return self.autocast is not None or self.ranks is not None
 
 
 class _Forward:
-    """Autocast for one forward; notes that it was used. Costs nothing in float32."""
+    """Autocast for one forward, and sync where it is due. Costs nothing in float32 on one rank."""
 
-    __slots__ = ("_autocast", "_window")
+    __slots__ = ("_autocast", "_ranks", "_window")
 
-    def __init__(self, window: Window[Any], autocast: AbstractContextManager[Any] | None) -> None:
+    def __init__(
+        self,
+        window: Window[Any],
+        autocast: AbstractContextManager[Any] | None,
+        ranks: Ranks | None,
+    ) -> None:
         self._window = window
         self._autocast = autocast
+        self._ranks = ranks
 
     def __enter__(self) -> None:
-        self._window.has_forward = True
+        window = self._window
+        window.has_forward = True
+        if self._ranks is not None:
+            self._ranks.parallel.before_forward(index=window.index, is_last=window.syncs)
         if self._autocast is not None:
             self._autocast.__enter__()
 
@@ -70,6 +87,11 @@ class _Forward:
     ) -> None:
         if self._autocast is not None:
             self._autocast.__exit__(kind, error, trace)
+        if self._ranks is not None:
+            self._ranks.parallel.after_forward()
+            with self._ranks.failing():
+                if error is not None:
+                    raise error
 
 
 class Window(Generic[Batch]):
@@ -79,7 +101,6 @@ class Window(Generic[Batch]):
     gradients are cleared, nothing is stepped and no clock ticks.
 
     Attributes:
-        scale: What every loss of this window is multiplied by in backward.
         index: Position of the current microbatch, from 0; -1 before the first.
         is_last: Whether the current microbatch is the window's last.
         ended: Whether it was stepped or dropped.
@@ -100,30 +121,44 @@ class Window(Generic[Batch]):
 
     __slots__ = (
         "_cut",
-        "_divisor",
         "_driver",
         "_first_bad",
         "_is_settled",
         "_num_backward",
+        "_num_in_all",
         "_seeds",
         "ended",
         "has_forward",
         "index",
         "is_last",
-        "scale",
         "tally",
     )
 
-    def __init__(self, cut: Cut[Batch], driver: Driver, *, scale: float) -> None:
+    def __init__(
+        self,
+        cut: Cut[Batch],
+        driver: Driver,
+        *,
+        scale: float,
+        num_in_all: int | None = None,
+        divisor: float | None = None,
+    ) -> None:
         self._cut = cut
         self._driver = driver
-        self._divisor: float | None = None
-        self._seeds: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._num_in_all = num_in_all
         self._num_backward = 0
         self._first_bad: int | None = None
         self._is_settled = False
         self.tally = Tally(cut.counts)
-        self.scale = scale
+        ranks = driver.ranks
+        self._seeds = Seeds(
+            scale,
+            rank_factor=1.0 if ranks is None else ranks.parallel.seed_factor,
+            denominators=self.tally.denominators,
+            num_expected=cut.size if cut.counts is None else None,
+            divisor=divisor,
+            is_alone=ranks is None,
+        )
         self.index = -1
         self.is_last = False
         self.ended = False
@@ -137,14 +172,27 @@ class Window(Generic[Batch]):
             yield batch
 
     @property
+    def scale(self) -> float:
+        """What every loss of this window is multiplied by in backward."""
+        return self._seeds.scale
+
+    @property
     def denominators(self) -> dict[str, float]:
         """What each term's mean is over: counted, of the whole window; streamed, so far."""
         return self.tally.denominators
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches handed out so far."""
-        return self.index + 1
+        """Microbatches of the window: of all ranks together, or alone those handed out so far."""
+        return self.index + 1 if self._num_in_all is None else self._num_in_all
+
+    @property
+    def syncs(self) -> bool:
+        """Whether the backward of the current microbatch adds up the gradients over the ranks."""
+        if not self.is_last or self._num_in_all is None:
+            return False
+        counts = self._cut.counts
+        return counts is None or any(counts[self.index].values())
 
     def forward(self) -> AbstractContextManager[None]:
         """Run the forward of the current microbatch in its precision.
@@ -156,7 +204,7 @@ class Window(Generic[Batch]):
             A context for the forward and the loss, not for the backward.
         """
         autocast = self._driver.autocast
-        return _Forward(self, None if autocast is None else autocast())
+        return _Forward(self, None if autocast is None else autocast(), self._driver.ranks)
 
     def backward(
         self, loss: Loss | Mapping[str, Loss], *, count: float | Tensor | None = None
@@ -180,19 +228,29 @@ class Window(Generic[Batch]):
         """
         if self.ended or self._is_settled or self.index < 0:
             raise self._misuse()
-        if not self.has_forward and self._driver.autocast is not None:
+        if not self.has_forward and self._driver.needs_forward:
             raise WindowError(
                 "`window.backward()` without `with window.forward():` around this microbatch's "
-                "forward, so it ran without the autocast that was asked for. Put the forward and "
-                "the loss inside it."
+                "forward, so it ran without the autocast or the sync between ranks that was asked "
+                "for. Put the forward and the loss inside it."
             )
+        if self._driver.ranks is None:
+            self._run_backward(loss, count)
+        else:
+            with self._driver.ranks.failing():
+                self._run_backward(loss, count)
+
+    def _run_backward(self, loss: Loss | Mapping[str, Loss], count: float | Tensor | None) -> None:
         if isinstance(loss, Mapping):
             self._backward_terms(loss)
         else:
             term = self.tally.only_term()
             loss_sum, found = self.tally.take(term, loss, count, self.index)
             if found:
-                loss_sum.backward(self._seed(term, loss_sum, found))  # type: ignore[no-untyped-call]
+                loss_sum.backward(self._seeds.of(term, loss_sum, found))  # type: ignore[no-untyped-call]
+                self._note_sync()
+            elif self._is_lockstep:
+                self._backward_nothing([loss_sum])
         self._num_backward += 1
         look = self._driver.look
         if look is not None and self._first_bad is None and not look():
@@ -201,14 +259,39 @@ class Window(Generic[Batch]):
     def _backward_terms(self, losses: Mapping[str, Loss]) -> None:
         self.tally.check_terms(losses)
         live: list[Tensor] = []
+        nothing: list[Tensor] = []
         seeds: list[Tensor] = []
         for term, loss in losses.items():
             loss_sum, found = self.tally.take(term, loss, None, self.index)
             if found:
                 live.append(loss_sum)
-                seeds.append(self._seed(term, loss_sum, found))
+                seeds.append(self._seeds.of(term, loss_sum, found))
+            elif self._is_lockstep:
+                nothing.append(loss_sum)
         if live:
             torch.autograd.backward(live, seeds)  # one walk over what the terms share
+            self._note_sync()
+        elif nothing:
+            self._backward_nothing(nothing)
+
+    def _note_sync(self) -> None:
+        if self._driver.ranks is not None and self.syncs:
+            self._driver.ranks.parallel.after_backward()
+
+    @property
+    def _is_lockstep(self) -> bool:
+        ranks = self._driver.ranks
+        return ranks is not None and ranks.parallel.is_lockstep
+
+    def _backward_nothing(self, losses: list[Tensor]) -> None:
+        """Take part in the collectives of a backward without adding anything."""
+        if not all(math.isfinite(loss) for loss in losses):
+            raise WindowError(
+                f"Microbatch {self.index} counts nothing and its loss is not finite, as a mean "
+                "over nothing is. Its backward is a collective that this rank cannot leave out, "
+                "and 0 times nan is nan. Return the loss as a sum."
+            )
+        torch.autograd.backward(losses, [torch.zeros_like(loss) for loss in losses])
 
     def step(self) -> UpdateRecord:
         """End the window: look, clip, step, tick, and say what happened.
@@ -221,8 +304,12 @@ class Window(Generic[Batch]):
             EmptyWindow: Nothing was counted, and the policy is to raise.
             NonFiniteGradient: By policy; nothing was changed.
         """
-        self._check_complete()
-        return self._driver.step(self)
+        if self._driver.ranks is None:
+            self._check_complete()
+            return self._driver.step(self)
+        with self._driver.ranks.failing():
+            self._check_complete()
+            return self._driver.step(self)
 
     def gradients_(self) -> None:
         """Bring the true gradient of the mean loss into every `.grad` before the step.
@@ -240,11 +327,7 @@ class Window(Generic[Batch]):
     @property
     def unit(self) -> float:
         """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
-        if self._is_settled:
-            return 1.0
-        if self._divisor is None:
-            return 1.0 / self.scale
-        return self._divisor / next(iter(self.denominators.values())) / self.scale
+        return 1.0 if self._is_settled else self._seeds.unit
 
     def first_nonfinite(self) -> int | None:
         """Find the first microbatch known to have brought inf or nan: by its loss, or by a look."""
@@ -256,7 +339,10 @@ class Window(Generic[Batch]):
         last = len(microbatches) - 1
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
         cut = dataclasses.replace(self._cut, pull=pull)
-        return Window(cut, dataclasses.replace(self._driver, look=look), scale=self.scale)
+        # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
+        again = Window(cut, dataclasses.replace(self._driver, look=look), scale=self.scale)
+        again.tally.agree(self.denominators, {})
+        return again
 
     def end(self) -> None:
         """Note that it was stepped or dropped, and let go of its microbatches."""
@@ -264,38 +350,10 @@ class Window(Generic[Batch]):
         self._cut.pull = iter(())
         self._seeds.clear()
 
-    def _seed(self, term: str, loss: Tensor, found: float) -> Tensor:
-        key = (term, loss.dtype, loss.device)
-        seed = self._seeds.get(key)
-        if seed is None:
-            value = self.scale / self._divisor_of(term, loss.dtype, found)
-            seed = torch.full((), value, dtype=loss.dtype, device=loss.device)
-            self._seeds[key] = seed
-        return seed
-
-    def _divisor_of(self, term: str, dtype: torch.dtype, found: float) -> float:
-        """What this loss is divided by in backward; what is missing is made up for at the step."""
-        if self._divisor is not None:
-            return self._divisor
-        if self._cut.counts is None:
-            self._divisor = _power_of_two(found * self._cut.size)
-            return self._divisor
-        if dtype in _WIDE or len(self.denominators) > 1:
-            return self.denominators[term]
-        # 1/denominator in 8 or 11 bits would tilt the whole gradient by up to 0.4 %; a power of two
-        # is exact there, and the rest of the division is exact at the step.
-        if self._seeds:
-            raise WindowError(
-                f"A {dtype} loss after a wider one in the same window. Return the loss of every "
-                "microbatch in float32."
-            )
-        self._divisor = _power_of_two(self.denominators[term])
-        return self._divisor
-
     def _check_complete(self) -> None:
         if self.ended:
             raise self._misuse()
-        if self._num_backward == 0:
+        if self._num_backward == 0 and self._cut.size and self._cut.num_known != 0:
             raise WindowError(
                 "`window.step()`: no backward ran in this window, so there is no gradient to step "
                 "on. Iterate over the window and call `window.backward(loss_sum)` for each "
@@ -314,7 +372,3 @@ class Window(Generic[Batch]):
             "`gradients_()`, so it is not known which microbatch this is. Write "
             "`for batch in window:` around it."
         )
-
-
-def _power_of_two(value: float) -> float:
-    return 2.0 ** round(math.log2(value))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import CheckpointError
 from ..gradients import Gradients
-from .rule import Attempt, Decision, Rule
+from .rule import Attempt, Decision, Rule, needs_each
 
 __all__ = ["Chain"]
 
@@ -16,8 +17,8 @@ class Chain:
 
         g <- rule_n(... rule_2(rule_1(g)))
 
-    Rules that only multiply are folded into one factor and cost no further pass. The record shows the
-    norm before the first rule, and the product of the coefficients.
+    Rules that only multiply are folded into one factor and cost no further pass. The record shows
+    the norm before the first rule, and the product of the coefficients.
 
     Args:
         *rules: At least one.
@@ -45,6 +46,11 @@ class Chain:
 
     def __repr__(self) -> str:
         return f"Chain({', '.join(map(repr, self.rules))})"
+
+    @property
+    def needs_each(self) -> bool:
+        """Whether any of the rules does."""
+        return any(needs_each(rule) for rule in self.rules)
 
     @property
     def p(self) -> float:
@@ -80,6 +86,15 @@ class Chain:
         return {str(index): rule.state_dict() for index, rule in enumerate(self.rules)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have each rule take its own part."""
+        """Have each rule take its own part.
+
+        Raises:
+            CheckpointError: It is of a chain of another length.
+        """
+        if len(state) != len(self.rules):
+            raise CheckpointError(
+                f"`{self!r}` has {len(self.rules)} rules and the saved chain had {len(state)}, so "
+                "what each remembers would go to another. Make the chain as it was then."
+            )
         for index, rule in enumerate(self.rules):
             rule.load_state_dict(state[str(index)])

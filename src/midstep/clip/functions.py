@@ -1,20 +1,20 @@
 """The drop-in functions: torch's names and signatures, for those who keep their own step.
 
-One import changes and three faults go: norms that overflow, vanish or lose digits; norms returned in
-bfloat16; and non-finite gradients that pass in silence.
+One import changes and three faults go: norms that overflow, vanish or lose digits; norms returned
+in bfloat16; and non-finite gradients that pass in silence.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..errors import NonFiniteGradient
-from ..gradients import Gradients, combined_norm, tensor_norms
+from ..gradients import Gradients, combined_norm, num_nonfinite, tensor_norms, values_of
+from .checks import listed
 from .rule import shrink
 from .value import clamp_
 
@@ -28,26 +28,29 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = True,
-    foreach: bool | None = None,
+    foreach: bool | None = None,  # noqa: ARG001 - part of torch's signature
 ) -> Tensor:
     """Clip the gradients by their joint norm, as `torch.nn.utils.clip_grad_norm_` means to.
 
         g <- g * min(1, max_norm / ||g||)
 
-    Differs from torch's where torch's is wrong: the norm is right to 1e-6 at any size, magnitude and
-    dtype; a norm that is at most `max_norm` changes nothing; non-finite gradients are an error unless
-    told otherwise, and then nothing is changed either; a parameter listed twice counts once; a
-    generator that was already read is refused.
+    Differs from torch's where torch's is wrong. The norm is right to 1e-6 at any size, magnitude
+    and dtype. A norm that is at most `max_norm` changes nothing. A parameter listed twice counts
+    once. A generator that was already read is refused. Non-finite gradients are an error unless
+    told otherwise, and are never changed: torch's would multiply them by 0 or nan and lose what
+    there was to see.
 
     Args:
         parameters: A tensor, or tensors, with gradients.
         max_norm: In units of the gradient.
         norm_type: Order of the norm; 2 and `math.inf` cost one read, others two in float64.
-        error_if_nonfinite: Raise when an entry is inf or nan.
-        foreach: As in torch: False multiplies tensor by tensor.
+        error_if_nonfinite: Raise when an entry is inf or nan. If False, the gradients are left as
+            they are and the norm that is returned tells.
+        foreach: Taken for torch's sake; the result is the same.
 
     Returns:
-        The norm before clipping. Shape [], on the first gradient's device, float32 or wider.
+        The norm before clipping. Shape [], on the first gradient's device, float32; float64 where
+        the first gradient is, or where float32 cannot hold it.
 
     Raises:
         NonFiniteGradient: (a RuntimeError) An entry is inf or nan; nothing was changed.
@@ -65,40 +68,35 @@ def clip_grad_norm_(
             f"`clip_grad_norm_(max_norm={max_norm})`: must be at least 0, because a norm cannot be "
             "less. To only measure, call `total_norm`."
         )
-    gradients = Gradients(_listed(parameters, "clip_grad_norm_"))
+    gradients = Gradients(listed(parameters, "`clip_grad_norm_`"))
     norm = _norm_of(gradients.tensors, norm_type)
     if math.isfinite(norm):
-        coefficient = shrink(norm, max_norm)
-        if coefficient != 1.0:
-            with torch.no_grad():
-                if foreach is False:
-                    for tensor in gradients.tensors:
-                        tensor.mul_(coefficient)
-                else:
-                    gradients.mul_(coefficient)
-                    gradients.apply_()
+        gradients.mul_(shrink(norm, max_norm))
+        gradients.apply_()
     elif error_if_nonfinite:
-        raise _nonfinite(gradients, norm_type)
+        raise _nonfinite(gradients.tensors, norm_type, "parameters")
     return _as_tensor(norm, gradients.tensors)
 
 
 def clip_grad_value_(
-    parameters: Parameters, clip_value: float, foreach: bool | None = None
+    parameters: Parameters,
+    clip_value: float,
+    foreach: bool | None = None,  # noqa: ARG001 - part of torch's signature
 ) -> None:
     """Clamp every entry of every gradient, as `torch.nn.utils.clip_grad_value_` does.
 
         g <- min(max(g, -clip_value), clip_value), entry by entry
 
-    Changes the direction. An infinite entry becomes a finite one without a word, as in torch: look
-    first. Also clamps complex gradients, real and imaginary part apart.
+    Changes the direction. An infinite entry becomes a finite one without a word and a nan stays, as
+    in torch: look first. Also clamps complex gradients, real and imaginary part apart.
 
     Args:
         parameters: A tensor, or tensors, with gradients.
         clip_value: The bound on one entry.
-        foreach: As in torch: False clamps tensor by tensor.
+        foreach: Taken for torch's sake; the result is the same.
 
     Raises:
-        ValueError: A generator without a parameter in it.
+        ValueError: A generator without a parameter in it, or a bad `clip_value`.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -106,20 +104,23 @@ def clip_grad_value_(
         >>> clip_grad_value_([weight], 1.0); weight.grad
         tensor([ 1.0000, -0.5000])
     """
-    tensors = Gradients(_listed(parameters, "clip_grad_value_")).tensors
-    with torch.no_grad():
-        if foreach is False:
-            for tensor in tensors:
-                clamp_([tensor], float(clip_value))
-        elif tensors:
-            clamp_(tensors, float(clip_value))
+    clip_value = float(clip_value)
+    if not clip_value >= 0:  # written so that nan fails too
+        raise ValueError(
+            f"`clip_grad_value_(clip_value={clip_value})`: must be at least 0, because no number "
+            "lies between a negative bound and its negative."
+        )
+    tensors = Gradients(listed(parameters, "`clip_grad_value_`")).tensors
+    if tensors:
+        with torch.no_grad():
+            clamp_(tensors, clip_value)
 
 
 def total_norm(
     tensors: Parameters,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = True,
-    foreach: bool | None = None,
+    foreach: bool | None = None,  # noqa: ARG001 - part of torch's signature
 ) -> Tensor:
     """Measure the joint norm of tensors, as `torch.nn.utils.get_total_norm` means to.
 
@@ -129,10 +130,11 @@ def total_norm(
         tensors: A tensor, or tensors: gradients themselves, not parameters.
         norm_type: Order of the norm; 2 and `math.inf` cost one read, others two in float64.
         error_if_nonfinite: Raise when an entry is inf or nan.
-        foreach: Taken for torch's sake; the measure is the same.
+        foreach: Taken for torch's sake; the result is the same.
 
     Returns:
-        The norm. Shape [], on the first tensor's device, float32 or wider.
+        The norm. Shape [], on the first tensor's device, float32; float64 where the first tensor
+        is, or where float32 cannot hold it.
 
     Raises:
         NonFiniteGradient: (a RuntimeError) An entry is inf or nan.
@@ -141,59 +143,43 @@ def total_norm(
         >>> total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
         tensor(5.)
     """
-    parts = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    parts = [values_of(t) for t in ([tensors] if isinstance(tensors, Tensor) else tensors)]
     norm = _norm_of(parts, float(norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
-        raise NonFiniteGradient(_message(float(norm_type), "`tensors`"), parameters={})
+        raise _nonfinite(parts, float(norm_type), "tensors")
     return _as_tensor(norm, parts)
 
 
-def _listed(parameters: Any, name: str) -> list[Tensor]:
-    if isinstance(parameters, Tensor):
-        return [parameters]
-    listed = list(parameters)
-    if not listed and not isinstance(parameters, (list, tuple)):
-        raise ValueError(
-            f"`{name}` got a `{type(parameters).__name__}` without a parameter in it, so nothing "
-            "would be clipped. A generator such as `model.parameters()` is empty once it was read; "
-            "pass a fresh one or a list."
-        )
-    return listed
-
-
-def _norm_of(tensors: list[Tensor], order: float) -> float:
+def _norm_of(tensors: Sequence[Tensor], order: float) -> float:
     if order > 0:
         return combined_norm(tensor_norms(tensors, order), order)
     # Orders that are no norms, for torch's sake: of the vector of each tensor's own.
-    each = [torch.linalg.vector_norm(t.double(), order).item() for t in tensors]
-    return torch.linalg.vector_norm(torch.tensor(each, dtype=torch.float64), order).item()
+    with torch.no_grad():
+        each = [
+            torch.linalg.vector_norm(t.abs().double(), order).item() for t in tensors if t.numel()
+        ]
+        joint = torch.linalg.vector_norm(torch.tensor(each, dtype=torch.float64), order)
+    return float(joint.item()) if each else 0.0
 
 
-def _as_tensor(norm: float, tensors: list[Tensor]) -> Tensor:
+def _as_tensor(norm: float, tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.tensor(0.0)
     first = tensors[0]
-    wide = torch.float64 if first.dtype in (torch.float64, torch.complex128) else torch.float32
-    return torch.tensor(norm, dtype=wide, device=first.device)
+    narrow = torch.tensor(norm, dtype=torch.float32)
+    is_wide = first.dtype in (torch.float64, torch.complex128)
+    is_lost = math.isfinite(norm) and not math.isclose(narrow.item(), norm, rel_tol=1e-6)
+    dtype = torch.float64 if is_wide or is_lost else torch.float32
+    return torch.tensor(norm, dtype=dtype, device=first.device)
 
 
-def _nonfinite(gradients: Gradients, order: float) -> NonFiniteGradient:
-    counts = {
-        f"parameters[{index}]": count
-        for index, count in enumerate(gradients.num_nonfinite())
-        if count
-    }
-    where = ", ".join(f"{name} ({count})" for name, count in list(counts.items())[:5])
+def _nonfinite(tensors: Sequence[Tensor], order: float, what: str) -> NonFiniteGradient:
+    counts = {f"{what}[{i}]": count for i, count in enumerate(num_nonfinite(tensors)) if count}
+    where = ", ".join(f"`{name}` ({count:,})" for name, count in list(counts.items())[:5])
     return NonFiniteGradient(
-        f"{_message(order, '`parameters`')} Entries by position among those with a gradient: "
-        f"{where}.",
+        f"The total norm of order {order} for gradients from `{what}` is non-finite, so it cannot "
+        "be clipped: an infinite norm would zero every other entry, a nan one would spread. "
+        "Nothing was changed. Non-finite entries, by position among those with a gradient: "
+        f"{where or 'none'}. To let it pass, set `error_if_nonfinite=False`.",
         parameters=counts,
-    )
-
-
-def _message(order: float, what: str) -> str:
-    return (
-        f"The total norm of order {order} for gradients from {what} is non-finite, so it cannot be "
-        "clipped: an infinite norm would zero every other entry, a nan one would spread. Nothing was "
-        "changed. To let it pass, set `error_if_nonfinite=False`."
     )

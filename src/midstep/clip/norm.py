@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..gradients import Gradients, combined_norm
-from .rule import Attempt, Decision, Stateless, Threshold, at_step, check_threshold, shrink
+from .rule import (
+    Attempt,
+    Decision,
+    Stateless,
+    Threshold,
+    at_step,
+    check_order,
+    check_threshold,
+    shrink,
+    shrink_all,
+    shrink_each,
+)
 
 __all__ = ["ByGlobalNorm", "ByGroupNorm", "ByTensorNorm"]
 
@@ -21,12 +32,12 @@ class ByGlobalNorm(Stateless):
         g <- g * min(1, max_norm / ||g||_p)
 
     One factor for every parameter keeps the direction. A plain step of SGD is then at most
-    lr * max_norm long; a step of Adam is not. The factor is folded into the optimizer's own pass where
-    it takes one. Parameters without a gradient do not count; tied ones count once.
+    lr * max_norm long; a step of Adam is not. The factor is folded into the optimizer's own pass
+    where it takes one. Parameters without a gradient do not count; tied ones count once.
 
     Attributes:
-        max_norm: In units of the gradient of the mean loss; a number, or a function of the number of
-            applied updates. `math.inf` only measures.
+        max_norm: In units of the gradient of the mean loss; a number, or a function of the number
+            of applied updates. `math.inf` only measures.
         p: Order of the norm, greater than 0; 2 costs one read of the gradients, `math.inf` one,
             others two in float64.
 
@@ -51,15 +62,12 @@ class ByGlobalNorm(Stateless):
 
     def __post_init__(self) -> None:
         check_threshold("max_norm", self.max_norm, "ByGlobalNorm")
-        _check_order(self.p, "ByGlobalNorm")
+        check_order(self.p, "ByGlobalNorm")
 
     def decide(self, gradients: Gradients, attempt: Attempt) -> Decision:
         """Shrink all gradients when their norm is greater than `max_norm`."""
         max_norm = at_step("max_norm", self.max_norm, attempt.step, "ByGlobalNorm")
-        coefficient = shrink(gradients.norm(self.p), max_norm)
-        if coefficient != 1.0:
-            gradients.mul_(coefficient)
-        return Decision(clipped=coefficient != 1.0, coefficient=coefficient, threshold=max_norm)
+        return shrink_all(gradients, max_norm, p=self.p)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -87,18 +95,20 @@ class ByTensorNorm(Stateless):
         (tensor([0.6000, 0.8000]), tensor([0.3000, 0.4000]))
     """
 
+    needs_each: ClassVar[bool] = True
+
     max_norm: Threshold
     p: float = 2.0
 
     def __post_init__(self) -> None:
         check_threshold("max_norm", self.max_norm, "ByTensorNorm")
-        _check_order(self.p, "ByTensorNorm")
+        check_order(self.p, "ByTensorNorm")
 
     def decide(self, gradients: Gradients, attempt: Attempt) -> Decision:
         """Shrink each gradient whose norm is greater than `max_norm`."""
         max_norm = at_step("max_norm", self.max_norm, attempt.step, "ByTensorNorm")
-        norms = gradients.norms(self.p)
-        return _shrink_each(gradients, norms, [shrink(n, max_norm) for n in norms], max_norm)
+        factors = [shrink(norm, max_norm) for norm in gradients.norms(self.p)]
+        return shrink_each(gradients, factors, p=self.p, threshold=max_norm)
 
 
 class ByGroupNorm(Stateless):
@@ -106,17 +116,18 @@ class ByGroupNorm(Stateless):
 
         g_i <- g_i * min(1, max_norm_k / ||g of group k||_p)   for i in group k
 
-    For models whose parts live on different scales (a pretrained trunk and a new head, say). A gradient
-    in no group is left as it is.
+    For models whose parts live on different scales (a pretrained trunk and a new head, say). A
+    gradient in no group is left as it is.
 
     Args:
         groups: Pairs of parameters and their `max_norm`, which may be a function of the number of
-            applied updates. Parameters, or anything that lists them, such as
+            applied updates. A parameter, or anything that lists some, such as
             `model.head.parameters()`.
         p: Order of the norm, greater than 0.
 
     Raises:
-        ValueError: A threshold is not greater than 0, a group is empty, or a parameter is in two.
+        ValueError: A threshold is not greater than 0, there is no group, one is empty, or a
+            parameter is in two.
 
     Example:
         >>> import torch
@@ -128,12 +139,13 @@ class ByGroupNorm(Stateless):
         (tensor([0.6000, 0.8000]), tensor([3., 4.]))
     """
 
+    needs_each = True
     __slots__ = ("_group_of", "_max_norms", "p")
 
     def __init__(
-        self, groups: Iterable[tuple[Iterable[Tensor], Threshold]], *, p: float = 2.0
+        self, groups: Iterable[tuple[Tensor | Iterable[Tensor], Threshold]], *, p: float = 2.0
     ) -> None:
-        _check_order(p, "ByGroupNorm")
+        check_order(p, "ByGroupNorm")
         self.p = p
         self._max_norms: list[Threshold] = []
         self._group_of: dict[Tensor, int] = {}
@@ -141,7 +153,7 @@ class ByGroupNorm(Stateless):
             check_threshold("max_norm", max_norm, "ByGroupNorm")
             self._max_norms.append(max_norm)
             before = len(self._group_of)
-            for parameter in dict.fromkeys(parameters):
+            for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
                 if self._group_of.setdefault(parameter, index) != index:
                     raise ValueError(
                         f"`ByGroupNorm`: a parameter of shape {list(parameter.shape)} is in groups "
@@ -153,6 +165,11 @@ class ByGroupNorm(Stateless):
                     f"`ByGroupNorm`: group {index} lists no parameter. A generator such as "
                     "`model.parameters()` is empty once it was read; pass a fresh one or a list."
                 )
+        if not self._max_norms:
+            raise ValueError(
+                "`ByGroupNorm` got no group, so nothing would be clipped. A generator is empty "
+                "once it was read; pass a list of pairs, or `clip=None`."
+            )
 
     def __repr__(self) -> str:
         return f"ByGroupNorm(max_norms={self._max_norms}, p={self.p})"
@@ -166,23 +183,4 @@ class ByGroupNorm(Stateless):
             max_norm = at_step("max_norm", threshold, attempt.step, "ByGroupNorm")
             own = [n for n, group in zip(norms, groups, strict=True) if group == index]
             factors[index] = shrink(combined_norm(own, self.p), max_norm)
-        return _shrink_each(gradients, norms, [factors[group] for group in groups], None)
-
-
-def _shrink_each(
-    gradients: Gradients, norms: list[float], factors: list[float], threshold: float | None
-) -> Decision:
-    if all(factor == 1.0 for factor in factors):
-        return Decision(clipped=False, threshold=threshold)
-    before = combined_norm(norms, 2.0)
-    after = combined_norm([n * c for n, c in zip(norms, factors, strict=True)], 2.0)
-    gradients.mul_each_(factors)
-    return Decision(clipped=True, coefficient=after / before, threshold=threshold)
-
-
-def _check_order(p: float, rule: str) -> None:
-    if not p > 0:  # written so that nan fails too
-        raise ValueError(
-            f"`{rule}(p={p!r})`: the order of a norm must be greater than 0; 2 is the length of the "
-            f"gradient, {math.inf} its largest entry."
-        )
+        return shrink_each(gradients, [factors[group] for group in groups], p=self.p)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..gradients import Gradients
 
-__all__ = ["Attempt", "Decision", "Rule", "Stateless", "Threshold", "at_step", "check_threshold"]
+__all__ = [
+    "Attempt",
+    "Decision",
+    "MeasuresLength",
+    "Rule",
+    "Stateless",
+    "Threshold",
+    "at_step",
+    "check_order",
+    "check_threshold",
+    "shrink",
+    "shrink_all",
+    "shrink_each",
+]
 
 Threshold = float | Callable[[int], float]
 
@@ -22,11 +34,13 @@ class Attempt:
         step: Applied updates so far; what a threshold schedule is a function of.
         loss_mean: The mean loss of the window.
         lr: The rate of the first parameter group.
+        skipped_in_a_row: Updates skipped since the last applied one, for whatever reason.
     """
 
     step: int
     loss_mean: float | None = None
     lr: float = 0.0
+    skipped_in_a_row: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,8 +66,11 @@ class Rule(Protocol):
     """Bounds the gradients of one update.
 
     It runs once a window, on finite, true gradients of the mean loss: after accumulation, unscaling
-    and the sum over ranks. `decide` multiplies or edits the gradients and leaves the rule itself as it
-    is; `commit` is called when the update was applied, and only then may a rule remember it.
+    and the sum over ranks. `decide` multiplies or edits the gradients and leaves the rule itself as
+    it is; `commit` is called when the update was applied, and only then may a rule remember it.
+
+    On several ranks norms cost a collective. A rule that asks for the norm of each tensor may say
+    so (`needs_each = True`), and they travel with the total; else they take one more.
     """
 
     @property
@@ -78,6 +95,11 @@ class Rule(Protocol):
         ...
 
 
+def needs_each(rule: Rule) -> bool:
+    """Whether a rule says that it asks for the norm of each tensor."""
+    return bool(getattr(rule, "needs_each", False))
+
+
 class Stateless:
     """A rule that remembers nothing."""
 
@@ -94,6 +116,17 @@ class Stateless:
         """Take nothing."""
 
 
+class MeasuresLength:
+    """A rule whose record shows the L2 norm."""
+
+    __slots__ = ()
+
+    @property
+    def p(self) -> float:
+        """The order of the norm that the record shows."""
+        return 2.0
+
+
 def check_threshold(name: str, value: Threshold, rule: str) -> None:
     """Refuse a threshold that erases every gradient or bounds none.
 
@@ -105,8 +138,8 @@ def check_threshold(name: str, value: Threshold, rule: str) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(
-            f"`{rule}({name}={value!r})`: must be a number, or a function from the number of applied "
-            "updates to one."
+            f"`{rule}({name}={value!r})`: must be a number, or a function from the number of "
+            "applied updates to one."
         )
     if not value > 0:  # written so that nan fails too
         raise ValueError(
@@ -131,7 +164,43 @@ def shrink(norm: float, threshold: float) -> float:
     that is exactly on it.
 
     Example:
-        >>> shrink(4.0, 1.0), shrink(1.0, 1.0), shrink(0.0, math.inf)
+        >>> shrink(4.0, 1.0), shrink(1.0, 1.0), shrink(0.0, 1.0)
         (0.25, 1.0, 1.0)
     """
     return threshold / norm if norm > threshold else 1.0
+
+
+def shrink_all(
+    gradients: Gradients, threshold: float, *, p: float = 2.0, seen: object = None
+) -> Decision:
+    """Bring the norm of all gradients down to a threshold, and say so."""
+    coefficient = shrink(gradients.norm(p), threshold)
+    if coefficient != 1.0:
+        gradients.mul_(coefficient)
+    return Decision(
+        clipped=coefficient != 1.0, coefficient=coefficient, threshold=threshold, seen=seen
+    )
+
+
+def shrink_each(
+    gradients: Gradients, factors: Sequence[float], *, p: float, threshold: float | None = None
+) -> Decision:
+    """Give each gradient its own factor, and say what became of the norm of order p."""
+    if all(factor == 1.0 for factor in factors):
+        return Decision(clipped=False, threshold=threshold)
+    before = gradients.norm(p)
+    gradients.mul_each_(factors)
+    return Decision(clipped=True, coefficient=gradients.norm(p) / before, threshold=threshold)
+
+
+def check_order(p: float, rule: str) -> None:
+    """Refuse an order that makes no norm.
+
+    Raises:
+        ValueError: It is not greater than 0.
+    """
+    if not p > 0:  # written so that nan fails too
+        raise ValueError(
+            f"`{rule}(p={p!r})`: the order of a norm must be greater than 0; 2 is the length of "
+            "the gradient, inf its largest entry."
+        )

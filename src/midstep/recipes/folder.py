@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from .. import __version__
 from ..errors import CheckpointError
 from ..records import UpdateRecord
 from ..sinks import JsonLines
@@ -68,9 +69,8 @@ class RunFolder:
                 "with it by `--resume`, or choose another folder by `--out`."
             )
         about = {"format": _FORMAT, "schema": _SCHEMA, **about}
-        part = path / "run.json.part"
-        part.write_text(json.dumps(about, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path / "run.json")
+        with (path / "run.json").open("x", encoding="utf-8") as file:  # x: one of two processes
+            file.write(json.dumps(about, indent=2, allow_nan=False) + "\n")
         return cls(path, about, is_new=True)
 
     @classmethod
@@ -194,12 +194,12 @@ def new_path(parent: Path, stem: str) -> Path:
 
 def versions() -> dict[str, str]:
     """Name the versions that a run's numbers depend on."""
-    names = ("midstep", "torch", "numpy")
-    found = {"python": platform.python_version()}
-    for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+    return {
+        "midstep": __version__,
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "numpy": importlib.metadata.version("numpy"),
+    }
 
 
 def _read_about(path: Path) -> dict[str, Any]:

@@ -109,7 +109,9 @@ def _import_file(path: Path) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their classes up by it
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # as for a script, so that it may import its neighbours
+        sys.path.insert(
+            0, str(path.parent)
+        )  # as for a script, so that it may import its neighbours
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

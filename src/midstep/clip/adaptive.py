@@ -1,0 +1,146 @@
+"""Clipping each unit of a layer against the size of its own weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from ..gradients import Gradients, combined_norm, tensor_norms
+from .checks import check_between, listed
+from .rule import (
+    Attempt,
+    Decision,
+    MeasuresLength,
+    Stateless,
+    Threshold,
+    at_step,
+    check_threshold,
+)
+
+__all__ = ["Adaptive"]
+
+_BLOCK = 2**20  # entries widened to float64 at a time: what a cache holds
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Adaptive(MeasuresLength, Stateless):
+    r"""Shrink the gradient of each unit so that it is at most a share of the unit's own weights.
+
+        g_u <- g_u * min(1, clipping * max(||w_u||, eps) / ||g_u||)
+
+    A unit is one output: a row of a matrix, a filter of a convolution, all that has one index in
+    dim 0 (torch's layout); a vector or a number is one unit. Made for networks without
+    normalization. Weights that are zero count as `eps` long, which almost freezes them, and the
+    last layer does better without: name such parameters in `exempt`. Changes the direction. Costs
+    a read of weights and gradients in float64, and where it clips a multiplication.
+
+    Attributes:
+        clipping: The share, of one update at rate 1; a number, or a function of the number of
+            applied updates.
+        eps: The least that the norm of a unit's weights counts as.
+        exempt: Parameters that are left as they are, such as `model.head.parameters()`.
+
+    Raises:
+        ValueError: `clipping` or `eps` is not greater than 0, or `exempt` is a generator that was
+            read before.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0], [30.0, 40.0]]))
+        >>> weight.grad = torch.tensor([[0.6, 0.8], [0.3, 0.4]])
+        >>> gradients = Gradients([weight])
+        >>> _ = Adaptive(clipping=0.1).decide(gradients, Attempt(step=0))
+        >>> weight.grad  # the first row is at most 0.1 * 5 long, the second 0.1 * 50
+        tensor([[0.3000, 0.4000], [0.3000, 0.4000]])
+
+    Reference: Brock, De, Smith & Simonyan 2021, arXiv:2102.06171, section 4 (AGC).
+    """
+
+    clipping: Threshold = 0.01
+    eps: float = 1e-3
+    exempt: Tensor | Iterable[Tensor] = dataclasses.field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        check_threshold("clipping", self.clipping, "Adaptive")
+        check_between("eps", self.eps, "Adaptive", 0, why="weights of 0 could never grow otherwise")
+        exempt = frozenset(listed(self.exempt, "`Adaptive(exempt=...)`"))
+        object.__setattr__(self, "exempt", exempt)
+
+    def decide(self, gradients: Gradients, attempt: Attempt) -> Decision:
+        """Shrink each unit whose gradient is greater than its share."""
+        clipping = at_step("clipping", self.clipping, attempt.step, "Adaptive")
+        before = gradients.norms()
+        after = list(before)
+        factors: dict[int, Tensor] = {}
+        for index, pending in enumerate(gradients.factors):
+            parameter, tensor = gradients.parameters[index], gradients.tensors[index]
+            if parameter in self.exempt or before[index] == 0.0:
+                continue
+            largest = clipping * _unit_norms(_weights(parameter, tensor)).clamp_min(self.eps)
+            norms = _unit_norms(tensor) * abs(pending)
+            if bool((norms > largest).any()):
+                after[index] = tensor_norms([torch.minimum(norms, largest)])[0]
+                factors[index] = torch.where(norms > largest, largest / norms, 1.0)
+        if not factors:
+            return Decision(clipped=False, threshold=clipping)
+
+        def shrink_units(tensors: list[Tensor]) -> None:
+            for index, factor in factors.items():
+                _multiply_units_(tensors[index], factor)
+
+        gradients.edit_(shrink_units)
+        coefficient = combined_norm(after, 2.0) / combined_norm(before, 2.0)
+        return Decision(clipped=True, coefficient=coefficient, threshold=clipping)
+
+
+def _weights(parameter: Tensor, tensor: Tensor) -> Tensor:
+    """The weights that the entries of a gradient belong to: all, or the rows a sparse one stores."""
+    weights, grad = parameter.detach(), parameter.grad
+    if grad is not None and grad.layout is torch.sparse_coo:
+        if grad.sparse_dim() != 1:
+            raise TypeError(
+                f"`Adaptive`: a gradient of shape {list(grad.shape)} is sparse in "
+                f"{grad.sparse_dim()} dims, so its rows are not whole. Use a dense one, or name the "
+                "parameter in `exempt`."
+            )
+        return weights[grad.indices()[0]]
+    if weights.shape != tensor.shape:
+        raise NotImplementedError(
+            f"`Adaptive`: of a parameter of shape {list(weights.shape)} only {list(tensor.shape)} "
+            "lies on this rank, so its units may not be whole. Use `ByTensorNorm` or `ByRms`, or "
+            "name the parameter in `exempt`."
+        )
+    return weights
+
+
+@torch.no_grad()
+def _unit_norms(tensor: Tensor) -> Tensor:
+    """The norm of each unit, at any magnitude. Shape [units] or [1], float64."""
+    if tensor.ndim <= 1:
+        return torch.tensor(tensor_norms([tensor]), dtype=torch.float64, device=tensor.device)
+    if tensor.numel() == 0:
+        return torch.zeros(len(tensor), dtype=torch.float64, device=tensor.device)
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    parts = []
+    for units in _unit_blocks(tensor):
+        entries = units.to(wide).abs().flatten(1)
+        largest = entries.amax(dim=1, keepdim=True)
+        entries.div_(largest.where(largest > 0, 1.0))  # a copy, so it may be changed
+        parts.append(largest.squeeze(1) * entries.square_().sum(dim=1).sqrt())
+    return torch.cat(parts)
+
+
+def _multiply_units_(tensor: Tensor, factors: Tensor) -> None:
+    if tensor.ndim <= 1:
+        tensor.mul_(factors.view([]))
+        return
+    blocks = _unit_blocks(tensor)
+    for units, own in zip(blocks, factors.split(len(blocks[0])), strict=True):
+        units.mul_(own.view(-1, *[1] * (tensor.ndim - 1)))
+
+
+def _unit_blocks(tensor: Tensor) -> tuple[Tensor, ...]:
+    size = max(1, _BLOCK // max(1, tensor[0].numel()))
+    return torch.split(tensor, size)

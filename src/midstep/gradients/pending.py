@@ -1,0 +1,185 @@
+"""The one pending factor on the gradients of an update.
+
+What autograd left in `.grad` is the true gradient times a known number. That number, and whatever
+clipping adds to it, is kept here as one pending factor and applied once: by the optimizer's own
+kernel where it takes one, by a single multiplication otherwise, not at all when it is 1.
+
+The factor is never rounded to bfloat16 or float16, which would turn every entry the same way, by up
+to 0.4 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from .memory import editable, part_from_each_other
+from .norms import combined_norm, num_nonfinite, tensor_norms
+
+__all__ = ["Gradients", "multiply_"]
+
+# float32 holds every factor in here with all its digits. One outside is applied in several passes.
+_SMALLEST, _GREATEST = 2.0**-100, 2.0**100
+
+
+class Gradients:
+    """Every gradient that one optimizer is about to step with, each tensor once.
+
+        true gradient = factor * .grad
+
+    Measuring reads each gradient once; the result is kept until the numbers in `.grad` change. On
+    CPU reading a norm is free; on an accelerator the first is one host sync.
+
+    A gradient that cannot be multiplied in place, which autograd hardly ever makes, is replaced by
+    a copy at once: sparse and not coalesced, expanded, made in inference mode, conjugated lazily,
+    or in the memory of another gradient.
+
+    Args:
+        parameters: Those without a gradient are left out, repeated ones are taken once.
+        factor: What `.grad` must be multiplied by to be the true gradient.
+
+    Attributes:
+        parameters: Those with a gradient.
+        positions: Of each of them among all that were given, repeated ones left out.
+        tensors: The gradient of each; of sparse ones the stored values.
+
+    Raises:
+        TypeError: A gradient is neither dense nor COO sparse.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([6.0, 8.0])
+        >>> gradients = Gradients([weight], factor=0.5)
+        >>> gradients.norm()
+        5.0
+        >>> gradients.mul_(0.2); gradients.apply_(); weight.grad
+        tensor([0.6000, 0.8000])
+    """
+
+    __slots__ = ("_each", "_factor", "_norms", "parameters", "positions", "tensors")
+
+    def __init__(self, parameters: Iterable[Tensor], *, factor: float = 1.0) -> None:
+        given = list(dict.fromkeys(parameters))
+        self.positions = [i for i, p in enumerate(given) if p.grad is not None]
+        self.parameters = [given[i] for i in self.positions]
+        self.tensors = [editable(p) for p in self.parameters]
+        part_from_each_other(self.parameters, self.tensors)
+        self._factor = factor
+        self._each: list[float] | None = None  # a further factor for each tensor
+        self._norms: dict[float, list[float]] = {}  # of what lies in `.grad`, by order p
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def norms(self, p: float = 2.0) -> list[float]:
+        """Give the true norm of each gradient, as the pending factors make it."""
+        measured = self._norms.get(p)
+        if measured is None:
+            measured = self._norms[p] = tensor_norms(self.tensors, p)
+        if self._each is None and self._factor == 1.0:
+            return list(measured)
+        return [n * abs(c) for n, c in zip(measured, self.factors, strict=True)]
+
+    def norm(self, p: float = 2.0) -> float:
+        r"""Give the true norm of all gradients together, as one vector.
+
+            ||g||_p = (sum over tensors of ||g_i||_p^p)^(1/p),   the largest of them for p = inf
+
+        Right to 1e-6 of float64 for finite entries of any magnitude; inf or nan exactly when an
+        entry is. (A norm beyond the largest float64 is given as that.)
+        """
+        return combined_norm(self.norms(p), p)
+
+    def mul_(self, factor: float) -> None:
+        """Multiply every gradient, later, together with everything else."""
+        self._factor *= factor
+
+    def mul_each_(self, factors: Sequence[float]) -> None:
+        """Multiply each gradient by its own number, later, together with everything else."""
+        before = self._each or [1.0] * len(self.tensors)
+        self._each = [a * b for a, b in zip(before, factors, strict=True)]
+
+    def edit_(self, change: Callable[[list[Tensor]], object]) -> None:
+        """Change the true gradients in place; what was measured is forgotten.
+
+        Costs a pass for factors that are still pending, and what `change` costs.
+
+        Args:
+            change: Gets the gradients: dense, real or complex; of sparse ones the stored values.
+        """
+        self.apply_()
+        with torch.no_grad():
+            change(self.tensors)
+        self._norms.clear()
+
+    def apply_(self) -> None:
+        """Bring the pending factors into `.grad`: one multiplication, none where they are 1."""
+        multiply_(self.tensors, self.factors)
+        self.hand_over_()
+
+    @property
+    def factor(self) -> float | None:
+        """The pending factor; None where each tensor has its own."""
+        return self._factor if self._each is None else None
+
+    @property
+    def factors(self) -> list[float]:
+        """The pending factor of each tensor."""
+        if self._each is None:
+            return [self._factor] * len(self.tensors)
+        return [self._factor * c for c in self._each]
+
+    def hand_over_(self) -> None:
+        """Note that somebody else, such as a fused optimizer, applies the pending factor."""
+        if self._factor != 1.0 or self._each is not None:
+            self._norms.clear()  # of the numbers before; those in `.grad` now are rounded anew
+        self._factor, self._each = 1.0, None
+
+    def is_finite_here(self) -> bool:
+        """Whether every entry on this rank is finite. One read, kept for nobody."""
+        return math.isfinite(combined_norm(tensor_norms(self.tensors), 2.0))
+
+    def num_nonfinite(self) -> list[int]:
+        """Count the inf and nan entries of each gradient. Costs a pass and a host sync."""
+        return num_nonfinite(self.tensors)
+
+
+@torch.no_grad()
+def multiply_(tensors: Sequence[Tensor], factors: Sequence[float]) -> None:
+    """Multiply each tensor by its number in place; a factor of 1 costs nothing.
+
+    One pass; a further one for each factor that float32 cannot hold.
+
+    Example:
+        >>> tensor = torch.tensor([1e30, 2e30])
+        >>> multiply_([tensor], [1e-48]); tensor  # float32 holds nothing below 1e-45
+        tensor([1.0000e-18, 2.0000e-18])
+    """
+    left = [(t, f) for t, f in zip(tensors, factors, strict=True) if f != 1.0]
+    while left:
+        now = [_one_pass(f) for _, f in left]
+        _multiply_once([t for t, _ in left], now)
+        left = [
+            (t, f / n) for (t, f), n in zip(left, now, strict=True) if f != n and math.isfinite(f)
+        ]
+
+
+def _one_pass(factor: float) -> float:
+    """The part of a factor that float32 can hold: a power of two while there is more."""
+    if factor == 0.0 or not math.isfinite(factor) or _SMALLEST <= abs(factor) <= _GREATEST:
+        return factor
+    return _SMALLEST if abs(factor) < 1.0 else _GREATEST
+
+
+def _multiply_once(tensors: list[Tensor], factors: list[float]) -> None:
+    if not all(t.is_cpu for t in tensors):
+        torch._foreach_mul_(tensors, factors)
+    elif len(set(factors)) == 1:
+        # On CPU these loops round a Python number to the dtype of each tensor, but no tensor.
+        torch._foreach_mul_(tensors, torch.tensor(factors[0], dtype=torch.float64))
+    else:
+        for tensor, factor in zip(tensors, factors, strict=True):
+            tensor.mul_(factor)

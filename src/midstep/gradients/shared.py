@@ -1,0 +1,97 @@
+"""Gradients whose numbers lie on several ranks: norms of the whole, made of what lies on each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from .memory import part_from_each_other
+from .norms import combined_norm, tensor_norms
+from .pending import Gradients
+
+if TYPE_CHECKING:
+    from ..ranks.sharing import Sharing
+
+__all__ = ["SharedGradients"]
+
+
+class SharedGradients(Gradients):
+    """The gradients of one optimizer, of which this rank holds copies, shards or its own.
+
+    Everything is as on one rank, and the same on every rank; `tensors` are what lies here. A norm
+    that was not measured ahead is one small collective, so all ranks must ask alike.
+
+    Args:
+        parameters: Those without a gradient are left out, repeated ones are taken once.
+        sharing: How the parts make the whole.
+    """
+
+    __slots__ = ("_listed", "_sharing", "_totals")
+
+    def __init__(self, parameters: Iterable[Tensor], sharing: Sharing) -> None:
+        given = list(dict.fromkeys(parameters))
+        self._listed = len(given)
+        self._sharing = sharing
+        self._totals: dict[float, float] = {}  # of the whole of what lies in `.grad`, by order p
+        self.positions = [i for i, p in enumerate(given) if p.grad is not None]
+        self.parameters = [given[i] for i in self.positions]
+        self.tensors = [sharing.local_gradient(p) for p in self.parameters]
+        part_from_each_other(self.parameters, self.tensors)
+        self._factor = 1.0
+        self._each: list[float] | None = None
+        self._norms: dict[float, list[float]] = {}
+
+    def norms(self, p: float = 2.0) -> list[float]:
+        """Give the true norm of each gradient whole, as the pending factors make it."""
+        if p not in self._norms:
+            self.measure(p, each=True)
+        return super().norms(p)
+
+    def norm(self, p: float = 2.0) -> float:
+        """Give the true norm of all gradients of the whole model together, as one vector."""
+        if self._each is not None:
+            return combined_norm(self.norms(p), p)
+        if p not in self._totals:
+            self.measure(p, each=False)
+        return self._totals[p] * abs(self._factor)
+
+    def measure(self, p: float, *, each: bool, ride: Sequence[float] = ()) -> list[float]:
+        """Measure ahead, in one small collective.
+
+        Args:
+            p: Order of the norm.
+            each: Whether the norm of each tensor will be asked for, or that of all together only.
+            ride: Numbers to sum over the ranks along the way.
+
+        Returns:
+            The sums.
+        """
+        parts = [
+            n if math.isinf(p) else n * self._sharing.replicas(parameter) ** (-1.0 / p)
+            for n, parameter in zip(tensor_norms(self.tensors, p), self.parameters, strict=True)
+        ]
+        if not each:
+            (self._totals[p],), sums = self._sharing.combined([combined_norm(parts, p)], p, ride)
+            return sums
+        self._sharing.require_aligned()
+        slots = [0.0] * self._listed
+        for position, part in zip(self.positions, parts, strict=True):
+            slots[position] = part
+        wholes, sums = self._sharing.combined(slots, p, ride)
+        self._totals[p] = combined_norm(wholes, p)
+        self._norms[p] = [wholes[position] for position in self.positions]
+        return sums
+
+    def edit_(self, change: Callable[[list[Tensor]], object]) -> None:
+        """Change what lies here in place; what was measured is forgotten."""
+        super().edit_(change)
+        self._totals.clear()
+
+    def hand_over_(self) -> None:
+        """Note that somebody else, such as a fused optimizer, applies the pending factor."""
+        if self._factor != 1.0 or self._each is not None:
+            self._totals.clear()
+        super().hand_over_()

@@ -1,0 +1,66 @@
+"""Measuring: everything a window's end must know, in one read and at most one small collective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .blame import no_gradient_error
+from .clip.rule import Rule, needs_each
+from .gradients import Gradients, SharedGradients
+from .ranks import Ranks
+from .stepping import parameters_of
+from .window import Window
+
+__all__ = ["is_finite_here", "measured"]
+
+
+def measured(
+    window: Window[Any], optimizer: torch.optim.Optimizer, rule: Rule, ranks: Ranks | None
+) -> Gradients:
+    """Take the gradients of a window as its backwards left them; their factor is still to come.
+
+    On several ranks this is where they are added up, where a rank without a last microbatch has yet
+    to take part; norm, loss sums and streamed counts then travel together in one small collective.
+
+    Raises:
+        WindowError: No parameter got a gradient.
+    """
+    parameters = parameters_of(optimizer)
+    if ranks is not None:
+        return _shared(window, parameters, rule, ranks)
+    gradients = Gradients(parameters)
+    if not gradients.tensors and any(window.denominators.values()):
+        raise no_gradient_error()
+    return gradients
+
+
+def _shared(
+    window: Window[Any], parameters: list[torch.Tensor], rule: Rule, ranks: Ranks
+) -> SharedGradients:
+    ranks.parallel.finish()
+    gradients = SharedGradients(parameters, ranks.sharing)
+    own = [ranks.sharing.own_factor(p) for p in gradients.parameters]
+    if any(factor != 1.0 for factor in own):
+        gradients.mul_each_(own)
+        gradients.apply_()
+    terms = sorted(window.denominators) or ["loss"]
+    ride = [window.tally.loss_sum(term) for term in terms]
+    is_streamed = window.tally.counts is None
+    if is_streamed:
+        ride.append(window.denominators.get("loss", 0))
+    sums = gradients.measure(rule.p, each=needs_each(rule), ride=ride)
+    sums = [total / ranks.copies for total in sums]
+    denominators = {"loss": sums.pop()} if is_streamed else {}
+    window.tally.agree(denominators, dict(zip(terms, sums, strict=True)))
+    return gradients
+
+
+def is_finite_here(optimizer: torch.optim.Optimizer, ranks: Ranks | None) -> bool:
+    """Whether every gradient that lies on this rank is finite. One read, no collective."""
+    parameters = parameters_of(optimizer)
+    gradients = (
+        Gradients(parameters) if ranks is None else SharedGradients(parameters, ranks.sharing)
+    )
+    return gradients.is_finite_here()
