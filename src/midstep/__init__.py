@@ -32,11 +32,13 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
         EmptyWindow,
         MidstepError,
         NonFiniteGradient,
+        RankFailure,
         WindowError,
     )
     from midstep.losses import LossSum, cross_entropy
     from midstep.nonfinite import Raise, Skip
     from midstep.precision import BF16, FP16, FP32
+    from midstep.ranks.sharded import Sharding
     from midstep.recipes.recipe import Recipe
     from midstep.records import UpdateRecord, Verdict
     from midstep.sinks import JsonLines
@@ -45,7 +47,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
 
 __version__ = "0.1.0"
 
-# Where each public name lives. A module named here is itself public: `midstep.schedules.Cosine`.
+# Where each public name lives. A module named here is itself public: `midstep.schedules.cosine`.
 _PUBLIC = {
     "Updater": "updater",
     "Window": "window",
@@ -67,6 +69,7 @@ _PUBLIC = {
     "FP32": "precision",
     "BF16": "precision",
     "FP16": "precision",
+    "Sharding": "ranks.sharded",
     "UpdateRecord": "records",
     "Verdict": "records",
     "JsonLines": "sinks",
@@ -79,6 +82,7 @@ _PUBLIC = {
     "CountMismatch": "errors",
     "WindowError": "errors",
     "CheckpointError": "errors",
+    "RankFailure": "errors",
     "schedules": "schedules",
 }
 
@@ -103,6 +107,7 @@ __all__ = [
     "FP32",
     "BF16",
     "FP16",
+    "Sharding",
     "UpdateRecord",
     "Verdict",
     "JsonLines",
@@ -115,6 +120,7 @@ __all__ = [
     "CountMismatch",
     "WindowError",
     "CheckpointError",
+    "RankFailure",
     "schedules",
 ]
 

@@ -45,15 +45,18 @@ def _shared(
     if any(factor != 1.0 for factor in own):
         gradients.mul_each_(own)
         gradients.apply_()
-    terms = sorted(window.denominators) or ["loss"]
-    ride = [window.tally.loss_sum(term) for term in terms]
-    is_streamed = window.tally.counts is None
+    tally = window.tally
+    if tally.is_agreed:  # `gradients_()` came before
+        return gradients
+    terms = sorted(tally.denominators) or ["loss"]
+    ride = [tally.loss_sum(term) for term in terms]
+    is_streamed = tally.counts is None
     if is_streamed:
-        ride.append(window.denominators.get("loss", 0))
+        ride.append(tally.denominators.get("loss", 0))
     sums = gradients.measure(rule.p, each=needs_each(rule), ride=ride)
     sums = [total / ranks.copies for total in sums]
     denominators = {"loss": sums.pop()} if is_streamed else {}
-    window.tally.agree(denominators, dict(zip(terms, sums, strict=True)))
+    tally.agree(denominators, dict(zip(terms, sums, strict=True)))
     return gradients
 
 

@@ -122,6 +122,11 @@ class Tally:
         self.denominators.update(denominators)
         self._agreed_sums.update(loss_sums)
 
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the loss sums of all ranks are known."""
+        return bool(self._agreed_sums)
+
     def loss_sum(self, term: str) -> float:
         """Add up a term's loss over this rank. One host read on an accelerator."""
         sums = self._loss_sums.get(term, ())

@@ -233,9 +233,10 @@ class Updater:
                 with window.forward():
                     value = loss(self.model, batch)
                 window.backward(value)
-            self._rerun = lambda: first_bad_microbatch(
-                window.again(seen, self._look), self.model, loss, random
-            )
+            if self._ranks is None or not self._ranks.parallel.is_lockstep:
+                self._rerun = lambda: first_bad_microbatch(
+                    window.again(seen, self._look), self.model, loss, random
+                )
             return window.step()
         finally:
             self._rerun = None

@@ -96,14 +96,14 @@ class Adaptive(MeasuresLength, Stateless):
 
 
 def _weights(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The weights that the entries of a gradient belong to: all, or the rows a sparse one stores."""
+    """The weights that a gradient's entries belong to: all, or the rows that a sparse one stores."""
     weights, grad = parameter.detach(), parameter.grad
     if grad is not None and grad.layout is torch.sparse_coo:
         if grad.sparse_dim() != 1:
             raise TypeError(
                 f"`Adaptive`: a gradient of shape {list(grad.shape)} is sparse in "
-                f"{grad.sparse_dim()} dims, so its rows are not whole. Use a dense one, or name the "
-                "parameter in `exempt`."
+                f"{grad.sparse_dim()} dims, so its rows are not whole. Use a dense one, or name "
+                "the parameter in `exempt`."
             )
         return weights[grad.indices()[0]]
     if weights.shape != tensor.shape:
@@ -137,7 +137,7 @@ def _multiply_units_(tensor: Tensor, factors: Tensor) -> None:
         tensor.mul_(factors.view([]))
         return
     blocks = _unit_blocks(tensor)
-    for units, own in zip(blocks, factors.split(len(blocks[0])), strict=True):
+    for units, own in zip(blocks, torch.split(factors, len(blocks[0])), strict=True):
         units.mul_(own.view(-1, *[1] * (tensor.ndim - 1)))
 
 

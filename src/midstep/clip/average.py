@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from .rule import (
     at_step,
     check_threshold,
     shrink,
+    shrink_all,
+    shrink_each,
 )
 
 __all__ = ["ByTensorAverage"]
@@ -38,7 +41,8 @@ class _Memory:
 class ByTensorAverage(MeasuresLength):
     r"""Clip each tensor where it outgrows the running average of its own norm, and all at a cap.
 
-        g_i <- g_i * min(1, factor * max(average_i, floor) / ||g_i||),   then   g <- g * min(1, cap / ||g||)
+        g_i <- g_i * min(1, factor * max(average_i, floor) / ||g_i||)
+        g <- g * min(1, cap / ||g||)
         average_i <- beta * average_i + (1 - beta) * ||g_i|| as clipped
 
     During the warm-up only the cap holds, and average_i is the smallest norm so far. A spike in one
@@ -56,8 +60,8 @@ class ByTensorAverage(MeasuresLength):
         warmup: Applied updates before averages are held against anything.
         floor: The least an average counts as, so that tensors that hardly move are left alone; in
             units of the norm of one tensor.
-        cap: Bounds the norm of all gradients at every step; a number, or a function of the number
-            of applied updates. `math.inf` leaves the warm-up without protection.
+        cap: Bounds the norm of all gradients at every step; a number, or a function of the number of applied
+            updates. `math.inf` leaves the warm-up without protection.
 
     Raises:
         ValueError: `factor` is not greater than 1, `beta` is not between 0 and 1, `warmup` is less
@@ -97,28 +101,26 @@ class ByTensorAverage(MeasuresLength):
     def decide(self, gradients: Gradients, attempt: Attempt) -> Decision:
         """Shrink each gradient that outgrew its average, then all that is left by the cap."""
         cap = at_step("cap", self.cap, attempt.step, "ByTensorAverage")
-        before = gradients.norm()
-        if self._memory.num_updates >= self.warmup:
-            factors = [
-                self._factor_of(position, norm)
-                for position, norm in zip(gradients.positions, gradients.norms(), strict=True)
-            ]
-            if any(factor != 1.0 for factor in factors):
-                gradients.mul_each_(factors)
-        gradients.mul_(shrink(gradients.norm(), cap))
-        after = gradients.norm()
+        factors = [
+            shrink(norm, self._limit(position))
+            for position, norm in zip(gradients.positions, gradients.norms(), strict=True)
+        ]
+        each = shrink_each(gradients, factors, p=2.0)
+        whole = shrink_all(gradients, cap)
+        assert each.coefficient is not None
+        assert whole.coefficient is not None
         return Decision(
-            clipped=after != before,
-            coefficient=after / before if after != before else 1.0,
+            clipped=each.clipped or whole.clipped,
+            coefficient=each.coefficient * whole.coefficient,
             threshold=cap,
             seen=dict(zip(gradients.positions, gradients.norms(), strict=True)),
         )
 
-    def _factor_of(self, position: int, norm: float) -> float:
+    def _limit(self, position: int) -> float:
         average = self._memory.averages.get(position)
-        if average is None:
-            return 1.0  # its first gradient: nothing to hold it against but the cap
-        return shrink(norm, self.factor * max(average, self.floor))
+        if average is None or self._memory.num_updates < self.warmup:
+            return math.inf  # nothing to hold it against but the cap
+        return self.factor * max(average, self.floor)
 
     def commit(self, decision: Decision) -> None:
         """Move the average of each tensor by its norm as clipped."""

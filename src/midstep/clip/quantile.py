@@ -39,8 +39,8 @@ class ByQuantile(MeasuresLength):
         q: Share of updates to let pass, between 0 and 1; between two norms it is interpolated.
         window: How many norms are remembered.
         warmup: How many norms the quantile needs; until then only the cap holds.
-        cap: Bounds the norm at every step; a number, or a function of the number of applied updates.
-            `math.inf` leaves the warm-up without protection.
+        cap: Bounds the norm at every step; a number, or a function of the number of applied
+            updates. `math.inf` leaves the warm-up without protection.
 
     Raises:
         ValueError: `q` is not between 0 and 1, `window` is less than 1, `warmup` is not from 1 to
@@ -71,8 +71,8 @@ class ByQuantile(MeasuresLength):
         check_count("warmup", self.warmup, "ByQuantile", 1, why="a quantile needs a norm")
         if self.warmup > self.window:
             raise ValueError(
-                f"`ByQuantile(window={self.window}, warmup={self.warmup})`: so many norms are never "
-                "remembered, and the quantile would never be used. Make `warmup` at most `window`."
+                f"`ByQuantile(window={self.window}, warmup={self.warmup})`: the quantile would never "
+                "be used, because so many norms are never remembered. Make `warmup` at most `window`."
             )
         check_threshold("cap", self.cap, "ByQuantile")
         object.__setattr__(self, "_norms", collections.deque(maxlen=self.window))

@@ -23,7 +23,7 @@ __all__ = ["ByRms"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ByRms(MeasuresLength, Stateless):
-    r"""Shrink each gradient tensor so that the root mean square of its entries is at most `max_rms`.
+    r"""Shrink each gradient tensor until the root mean square of its entries is at most `max_rms`.
 
         g_i <- g_i * min(1, max_rms / rms(g_i)),   rms(g_i) = ||g_i|| / sqrt(number of entries)
 
@@ -48,8 +48,8 @@ class ByRms(MeasuresLength, Stateless):
         >>> gradients.apply_(); weight.grad
         tensor([0.6000, 0.8000, 0.0000, 0.0000])
 
-    Reference: the clipping of updates in Shazeer & Stern 2018, arXiv:1804.04235, section 5, here of
-    the gradient.
+    Reference: what Shazeer & Stern 2018, arXiv:1804.04235 (Adafactor), do to the update, here done
+    to the gradient.
     """
 
     max_rms: Threshold

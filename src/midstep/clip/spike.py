@@ -106,10 +106,10 @@ class SkipSpike(MeasuresLength):
         if is_spike and attempt.skipped_in_a_row >= self.max_consecutive:
             raise MidstepError(
                 f"{attempt.skipped_in_a_row} updates in a row were skipped and the next stands out "
-                f"too: norm {norm:.4g} (limit {norm_limit:.4g}), loss {loss} (limit "
-                f"{loss_limit:.4g}). That is no spike: training has diverged, or norm and loss have "
-                "moved for good. Go back to an earlier checkpoint and leave this data out, or raise "
-                f"`SkipSpike(sigma={self.sigma})`."
+                f"too: norm `{norm:.4g}` (limit `{norm_limit:.4g}`), loss `{loss}` (limit "
+                f"`{loss_limit:.4g}`). That is no spike: training has diverged, or norm and loss "
+                "have moved for good. Go back to an earlier checkpoint and leave this data out, or "
+                f"raise `SkipSpike(sigma={self.sigma})`."
             )
         return Decision(
             clipped=False,

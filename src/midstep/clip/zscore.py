@@ -62,13 +62,13 @@ class ByZScore(MeasuresLength):
         z: Standard deviations above the mean that are let pass.
         beta: Share of the old moments that each update keeps, between 0 and 1.
         warmup: How many norms make the first moments; until then only the cap holds.
-        cap: Bounds the norm at every step; a number, or a function of the number of applied updates.
-            `math.inf` leaves the warm-up without protection.
+        cap: Bounds the norm at every step; a number, or a function of the number of applied
+            updates. `math.inf` leaves the warm-up without protection.
         patience: After how many updates in a row above the limit it is set anew.
 
     Raises:
-        ValueError: `z` or `cap` is not greater than 0, `beta` is not between 0 and 1, or `warmup` or
-            `patience` is less than 2.
+        ValueError: `z` or `cap` is not greater than 0, `beta` is not between 0 and 1, or `warmup`
+            or `patience` is less than 2.
 
     Example:
         >>> import torch

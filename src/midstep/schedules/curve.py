@@ -118,6 +118,6 @@ class Curve(Schedule):
         update, factor, shape = self.legs[index]
         last_update, last_factor = self.legs[index - 1][:2] if index else self.start
         done = shape((step - last_update) / (update - last_update))
-        # Exact at both ends; `last_factor + (factor - last_factor) * done` gives 0.09999999999999998
-        # for 0.1 on the last update of a curve that does not hold.
+        # Exact at both ends. `last_factor + (factor - last_factor) * done` is not: it misses 0.1 by
+        # a bit on the last update of a curve that does not hold.
         return last_factor * (1.0 - done) + factor * done
