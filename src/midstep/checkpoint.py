@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blame import plain_name
+from .blame import names_of, plain_name
+from .clip.rule import Rule
 from .errors import CheckpointError
 from .snapshot import RandomState
 from .updater import Updater
@@ -65,6 +64,7 @@ def save(
         "format": _FORMAT,
         "schema": _SCHEMA,
         "kinds": _kinds(updater),
+        "groups": _groups(updater),
         "model": _weights(updater.model),
         "optimizer": updater.optimizer.state_dict(),
         "averaged_model": _weights(updater.averaged_model),
@@ -114,11 +114,12 @@ def load(path: str | os.PathLike[str], updater: Updater) -> dict[str, Any]:
     pairs = [("model", updater.model), ("averaged_model", updater.averaged_model)]
     for part, module in pairs:
         _check_weights(path, part, content[part], _weights(module))
-    _check_groups(path, content["optimizer"], updater.optimizer)
+    _check_groups(path, content["groups"], _groups(updater))
     before = updater.state_dict()
     try:
         updater.load_state_dict(content["updater"])
     except (KeyError, TypeError, ValueError) as error:
+        del before["cursor"]  # it is loaded last, so it still is where it was
         updater.load_state_dict(before)
         raise CheckpointError(
             f"`{path}` does not fit this updater: {_cause(error)}. Nothing was changed. Make clip "
@@ -127,7 +128,7 @@ def load(path: str | os.PathLike[str], updater: Updater) -> dict[str, Any]:
     for part, module in pairs:
         if isinstance(module, nn.Module):
             module.load_state_dict(
-                {name: content[part][plain_name(name)] for name in module.state_dict()}
+                {name: content[part][plain] for plain, name in _plain_names(module).items()}
             )
     updater.optimizer.load_state_dict(content["optimizer"])
     RandomState.from_state_dict(content["random"]).restore()
@@ -140,16 +141,42 @@ def _kinds(updater: Updater) -> dict[str, str]:
     return {
         "optimizer": type(updater.optimizer).__name__,
         "precision": type(updater.precision).__name__,
-        "clip rule": type(updater.clip).__name__,
+        "clip rule": _kind_of_rule(updater.clip),
         "schedule": updater.rates.kind,
     }
 
 
+def _kind_of_rule(rule: Rule) -> str:
+    inner = ", ".join(_kind_of_rule(part) for part in getattr(rule, "rules", ()))
+    return f"{type(rule).__name__}({inner})" if inner else type(rule).__name__
+
+
+def _groups(updater: Updater) -> list[list[str]]:
+    """Name the parameters of each group; the optimizer's own state knows them by position only."""
+    groups = updater.optimizer.param_groups
+    return [names_of(updater.model, group["params"]) for group in groups]
+
+
 def _weights(module: object) -> dict[str, Any] | None:
-    if not isinstance(module, nn.Module):
+    if module is None:
         return None
-    # Without what compiling prepends, so that a compiled run goes on uncompiled and back.
-    return {plain_name(name): value for name, value in module.state_dict().items()}
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"`averaged_model` is a `{type(module).__name__}`, which is no `nn.Module`, so its "
+            "average would be lost. Use `torch.optim.swa_utils.AveragedModel`."
+        )
+    state = module.state_dict()
+    return {plain: state[name] for plain, name in _plain_names(module).items()}
+
+
+def _plain_names(module: nn.Module) -> dict[str, str]:
+    """Map names without what compiling and wrapping prepend to those of this module.
+
+    So a compiled run goes on uncompiled and back. Where two would become one, all stay as they are.
+    """
+    names = list(module.state_dict())
+    plain = {plain_name(name): name for name in names}
+    return plain if len(plain) == len(names) else {name: name for name in names}
 
 
 def _require_plain(value: object, path: str) -> None:
@@ -173,15 +200,7 @@ def _read(path: Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise CheckpointError(f"`{path}`: there is no such checkpoint.") from None
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
+    except Exception as error:  # random bytes make an unpickler raise almost anything
         raise CheckpointError(
             f"`{path}` cannot be read as a checkpoint: {_cause(error)}. It may be cut short, or "
             "written by something else. Nothing was changed."
@@ -191,10 +210,11 @@ def _read(path: Path) -> dict[str, Any]:
             f"`{path}` is no midstep checkpoint. Nothing was changed. For bare weights use "
             "`model.load_state_dict`."
         )
-    if content["schema"] != _SCHEMA:
+    schema = content.get("schema")
+    if schema != _SCHEMA:
         raise CheckpointError(
-            f"`{path}` has schema {content['schema']}, this version of midstep reads {_SCHEMA}. "
-            "Nothing was changed. Load it with the version that saved it."
+            f"`{path}` has schema {schema}, this version of midstep reads {_SCHEMA}. Nothing was "
+            "changed. Load it with the version that saved it."
         )
     return content
 
@@ -226,14 +246,21 @@ def _check_weights(
         )
 
 
-def _check_groups(path: Path, saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    before = [len(group["params"]) for group in saved["param_groups"]]
-    now = [len(group["params"]) for group in optimizer.param_groups]
+def _check_groups(path: Path, saved: list[list[str]], ours: list[list[str]]) -> None:
+    before, now = [len(group) for group in saved], [len(group) for group in ours]
     if before != now:
         raise CheckpointError(
             f"`{path}` was saved with {before} parameters in the optimizer's groups, and this run "
             f"has {now}. Nothing was changed. Add the same groups before loading."
         )
+    for index, (group, own) in enumerate(zip(saved, ours, strict=True)):
+        for theirs, name in zip(group, own, strict=True):
+            if theirs != name:
+                raise CheckpointError(
+                    f"`{path}` has `{theirs}` where group {index} of this run's optimizer has "
+                    f"`{name}`, so each would go on with the other's state. Nothing was changed. "
+                    "Make the groups in the same order."
+                )
 
 
 def _shape(value: object) -> str:

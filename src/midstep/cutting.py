@@ -146,7 +146,13 @@ def cutting_of(
     Raises:
         ValueError: Not exactly one of the three, a number below 1, or a combination that could not
             be honoured.
+        TypeError: `count` is no function.
     """
+    if count is not None and not callable(count):
+        raise TypeError(
+            f"`windows(count={count!r})`: must be a function of a microbatch, because each has its "
+            "own number of targets. Pass `ms.targets()`, `ms.rows()`, `ms.elements()` or your own."
+        )
     if sum(way is not None for way in (size, rows, targets)) != 1:
         raise ValueError(
             f"`windows(size={size}, rows={rows}, targets={targets})`: pass exactly one of the "

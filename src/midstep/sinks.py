@@ -29,7 +29,7 @@ class JsonLines:
         OSError: The folder or the file cannot be written.
 
     Example:
-        >>> import midstep as ms, tempfile
+        >>> import midstep as ms, tempfile, torch
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     with JsonLines(Path(folder) / "updates.jsonl") as sink:
         ...         updater = ms.Updater(

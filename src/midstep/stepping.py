@@ -8,14 +8,23 @@ multiplication before, none when the factor is 1.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .gradients import Gradients
 
-__all__ = ["AveragesWeights", "check_optimizer", "lr_of", "parameters_of", "step"]
+__all__ = [
+    "AveragesWeights",
+    "check_optimizer",
+    "lr_of",
+    "parameters_of",
+    "stage_of",
+    "step",
+]
+
+Stage = TypeVar("Stage")
 
 # grad_scale is a float32 tensor: a factor outside this range would leave its range when inverted.
 _FOLDABLE = (2.0**-100, 2.0**100)
@@ -84,6 +93,22 @@ def check_optimizer(optimizer: object) -> None:
             "so there is no one gradient of a window to clip and no one update to count. Use it "
             "with a loop of its own, or take an optimizer that steps on `.grad`."
         )
+
+
+def stage_of(name: str, given: Stage | None, default: Stage, method: str) -> Stage:
+    """Take the stage that was given, or the default.
+
+    Raises:
+        TypeError: It lacks the method by which stages of its kind are asked, or is a class.
+    """
+    if given is None:
+        return default
+    if isinstance(given, type) or not callable(getattr(given, method, None)):
+        raise TypeError(
+            f"`{name}={given!r}` has no `{method}()`, so it cannot do this part of an update. Pass "
+            f"an object such as `{default!r}`."
+        )
+    return given
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

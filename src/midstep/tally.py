@@ -186,7 +186,8 @@ class Tally:
 
 def _check_same(term: str, counted: float, carried: float, index: int) -> None:
     # Whole numbers agree exactly; sums of weights to the rounding of a float32 sum.
-    if counted == carried or math.isclose(counted, carried, rel_tol=1e-6):
+    is_whole = isinstance(counted, int) and isinstance(carried, int)
+    if counted == carried or (not is_whole and math.isclose(counted, carried, rel_tol=1e-6)):
         return
     ratio = f"{carried / counted:.4g}" if counted else "infinite"
     raise CountMismatch(

@@ -38,7 +38,7 @@ from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
 from .sinks import Guarded
 from .snapshot import RandomState
-from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, step
+from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, stage_of, step
 from .window import Driver, Loss, Window
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class Updater:
             updates to the factor on each group's base rate. Ticks after applied updates only.
         averaged_model: An average of the weights, kept up after applied updates.
         sharding: What FSDP2 trades inside a window, memory for traffic; only for sharded models.
-        sinks: Called with each record, on every rank. One that fails warns once and never stops the
-        run.
+        sinks: Called with each record, on every rank. One that fails warns once and never stops
+            the run.
 
     Raises:
         TypeError: The optimizer wants a closure, or a stage is no stage.
@@ -121,11 +121,11 @@ class Updater:
         check_optimizer(optimizer)
         self.model = model
         self.optimizer = optimizer
-        self.clip: Rule = clip if clip is not None else ByGlobalNorm(math.inf)
-        self.precision: Precision = precision if precision is not None else FP32()
+        self.clip: Rule = stage_of("clip", clip, ByGlobalNorm(math.inf), "decide")
+        self.precision: Precision = stage_of("precision", precision, FP32(), "loss_scale")
         self.precision.check(parameters_of(optimizer))
-        self.nonfinite: Policy = nonfinite if nonfinite is not None else Raise()
-        self.empty: Policy = empty if empty is not None else Raise()
+        self.nonfinite: Policy = stage_of("nonfinite", nonfinite, Raise(), "goes_on")
+        self.empty: Policy = stage_of("empty", empty, Raise(), "goes_on")
         self.averaged_model = averaged_model
         self.rates: Rates = rates_of(optimizer, schedule)
         self.loss_scale: LossScale = self.precision.loss_scale()
@@ -136,6 +136,7 @@ class Updater:
         driver = Driver(
             step=self._finish,
             gradients=self._bring,
+            drop=self._drop,
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
@@ -181,7 +182,7 @@ class Updater:
             ValueError: Not exactly one of the three, or one of them is below 1.
         """
         way = cutting_of(size=size, rows=rows, targets=targets, drop_tail=drop_tail, count=count)
-        return self._windows(batches, way, count, self.empty if empty is None else empty)
+        return self._windows(batches, way, count, stage_of("empty", empty, self.empty, "goes_on"))
 
     def _windows(
         self, batches: Iterable[Batch], way: Cutting, count: Count | None, empty: Policy
@@ -221,7 +222,13 @@ class Updater:
             EmptyWindow: Nothing was counted, and the policy is to raise.
             NonFiniteGradient: By policy; names parameters and microbatch.
         """
-        if not isinstance(window, Window):
+        if isinstance(window, Window):
+            if count is not None:
+                raise ValueError(
+                    "`update(window, loss, count=...)`: this window has its counts already, from "
+                    "`windows(...)`. Pass `count` there."
+                )
+        else:
             cut = cut_of(list(window), count)
             begun = self._begin(cut, self.empty, count is not None)
             assert begun is not None  # there is a cut
@@ -274,7 +281,7 @@ class Updater:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from an earlier run; the next `windows` reads on at its place in the data.
+        """Go on from an earlier run; the next `windows` reads on at its place, where one is given.
 
         Raises:
             ValueError: The loss scale is on in one run and off in the other.
@@ -283,7 +290,8 @@ class Updater:
         self.clock.load_state_dict(state["clock"])
         self.clip.load_state_dict(state["clip"])
         self.rates.load_state_dict(state["rates"], self.clock.step)
-        self._feed.cursor.load_state_dict(state["cursor"])
+        if "cursor" in state:
+            self._feed.cursor.load_state_dict(state["cursor"])
 
     # -- the order ------------------------------------------------------------------------------
 
@@ -360,14 +368,16 @@ class Updater:
         self, window: Window[Any], gradients: Gradients, grad_norm: float
     ) -> UpdateRecord:
         names = names_of(self.model, gradients.parameters)
-        culprit = Culprit.found(self._ranks, gradients, names, window.first_nonfinite())
+        # By the losses alone: a look sees an overflow that the scale explains, too.
+        culprit = Culprit.found(self._ranks, gradients, names, window.tally.first_nonfinite())
         explained = culprit.microbatch is None and self.loss_scale.explains_overflow()
         if self.nonfinite.goes_on(self.clock.skipped_in_a_row, explained=explained):
             num = culprit.num_nonfinite
             return self._end(window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=num)
-        if culprit.microbatch is None and self._rerun is not None:
+        find = window.first_nonfinite if self.nonfinite.every_microbatch else self._rerun
+        if find is not None and (culprit.microbatch is None or self.nonfinite.every_microbatch):
             self._feed.clear()
-            culprit = Culprit.found(self._ranks, None, (), self._rerun(), culprit.parameters)
+            culprit = Culprit.found(self._ranks, None, (), find(), culprit.parameters)
         self._feed.end(window)
         self._feed.clear()
         raise culprit.error(update=self.clock.update + 1)
@@ -377,6 +387,9 @@ class Updater:
         if any(window.denominators.values()):
             gradients.mul_(window.unit)
             gradients.apply_()
+
+    def _drop(self, window: Window[Any]) -> None:
+        self._feed.drop(window)
 
     def _look(self) -> bool:
         return is_finite_here(self.optimizer, self._ranks)

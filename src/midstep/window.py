@@ -39,6 +39,7 @@ class Driver:
     Attributes:
         step: Ends the window.
         gradients: Brings the true gradients into `.grad`.
+        drop: Ends the window without a step, gradients cleared.
         autocast: Opens the autocast of one forward; None where there is none.
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
@@ -46,6 +47,7 @@ class Driver:
 
     step: Callable[[Window[Any]], UpdateRecord]
     gradients: Callable[[Window[Any]], None]
+    drop: Callable[[Window[Any]], None]
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
@@ -97,8 +99,8 @@ class _Forward:
 class Window(Generic[Batch]):
     """The microbatches of one update. Made by `Updater.windows`; iterate, backward each, step once.
 
-    A window begun and not stepped (an exception, a `break`) is dropped when the next begins: its
-    gradients are cleared, nothing is stepped and no clock ticks.
+    A window begun and not stepped (an exception, a `break`) is dropped: its gradients are cleared,
+    nothing is stepped and no clock ticks.
 
     Attributes:
         index: Position of the current microbatch, from 0; -1 before the first.
@@ -226,6 +228,17 @@ class Window(Generic[Batch]):
                 outside `forward()` where that would lose the precision.
             CountMismatch: The loss carries another count than the window found.
         """
+        try:
+            if self._driver.ranks is None:
+                self._run_backward(loss, count)
+            else:
+                with self._driver.ranks.failing():
+                    self._run_backward(loss, count)
+        except BaseException:
+            self._drop()  # half of a gradient may have arrived
+            raise
+
+    def _run_backward(self, loss: Loss | Mapping[str, Loss], count: float | Tensor | None) -> None:
         if self.ended or self._is_settled or self.index < 0:
             raise self._misuse()
         if not self.has_forward and self._driver.needs_forward:
@@ -234,13 +247,6 @@ class Window(Generic[Batch]):
                 "forward, so it ran without the autocast or the sync between ranks that was asked "
                 "for. Put the forward and the loss inside it."
             )
-        if self._driver.ranks is None:
-            self._run_backward(loss, count)
-        else:
-            with self._driver.ranks.failing():
-                self._run_backward(loss, count)
-
-    def _run_backward(self, loss: Loss | Mapping[str, Loss], count: float | Tensor | None) -> None:
         if isinstance(loss, Mapping):
             self._backward_terms(loss)
         else:
@@ -304,12 +310,16 @@ class Window(Generic[Batch]):
             EmptyWindow: Nothing was counted, and the policy is to raise.
             NonFiniteGradient: By policy; nothing was changed.
         """
-        if self._driver.ranks is None:
-            self._check_complete()
-            return self._driver.step(self)
-        with self._driver.ranks.failing():
-            self._check_complete()
-            return self._driver.step(self)
+        try:
+            if self._driver.ranks is None:
+                self._check_complete()
+                return self._driver.step(self)
+            with self._driver.ranks.failing():
+                self._check_complete()
+                return self._driver.step(self)
+        except BaseException:
+            self._drop()
+            raise
 
     def gradients_(self) -> None:
         """Bring the true gradient of the mean loss into every `.grad` before the step.
@@ -331,8 +341,8 @@ class Window(Generic[Batch]):
 
     def first_nonfinite(self) -> int | None:
         """Find the first microbatch known to have brought inf or nan: by its loss, or by a look."""
-        found = self.tally.first_nonfinite()
-        return self._first_bad if found is None else found
+        known = (self.tally.first_nonfinite(), self._first_bad)
+        return min((index for index in known if index is not None), default=None)
 
     def again(self, microbatches: Sequence[Batch], look: Callable[[], bool]) -> Window[Batch]:
         """Make the same window once more, of the microbatches that were seen, to look at each."""
@@ -340,7 +350,8 @@ class Window(Generic[Batch]):
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
         cut = dataclasses.replace(self._cut, pull=pull)
         # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
-        again = Window(cut, dataclasses.replace(self._driver, look=look), scale=self.scale)
+        driver = dataclasses.replace(self._driver, look=look, drop=Window.end)
+        again = Window(cut, driver, scale=self.scale)
         again.tally.agree(self.denominators, {})
         return again
 
@@ -350,10 +361,15 @@ class Window(Generic[Batch]):
         self._cut.pull = iter(())
         self._seeds.clear()
 
+    def _drop(self) -> None:
+        if not self.ended:
+            self._driver.drop(self)
+
     def _check_complete(self) -> None:
         if self.ended:
             raise self._misuse()
-        if self._num_backward == 0 and self._cut.size and self._cut.num_known != 0:
+        is_empty = self.tally.counts is not None and not any(self.denominators.values())
+        if self._num_backward == 0 and self._cut.size and self._cut.num_known != 0 and not is_empty:
             raise WindowError(
                 "`window.step()`: no backward ran in this window, so there is no gradient to step "
                 "on. Iterate over the window and call `window.backward(loss_sum)` for each "
@@ -364,8 +380,8 @@ class Window(Generic[Batch]):
     def _misuse(self) -> WindowError:
         if self.ended:
             return WindowError(
-                "This window has ended (it was stepped, or dropped when another began). Take the "
-                "next one from `updater.windows(...)`."
+                "This window has ended (it was stepped, or dropped after an error or when another "
+                "began). Take the next one from `updater.windows(...)`."
             )
         return WindowError(
             "`window.backward()` outside the loop over the window's microbatches, or after "

@@ -96,7 +96,7 @@ class Adaptive(MeasuresLength, Stateless):
 
 
 def _weights(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """The weights that a gradient's entries belong to: all, or the rows that a sparse one stores."""
+    """The weights that a gradient's entries belong to: all, or the rows a sparse one stores."""
     weights, grad = parameter.detach(), parameter.grad
     if grad is not None and grad.layout is torch.sparse_coo:
         if grad.sparse_dim() != 1:

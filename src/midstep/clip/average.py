@@ -60,8 +60,8 @@ class ByTensorAverage(MeasuresLength):
         warmup: Applied updates before averages are held against anything.
         floor: The least an average counts as, so that tensors that hardly move are left alone; in
             units of the norm of one tensor.
-        cap: Bounds the norm of all gradients at every step; a number, or a function of the number of applied
-            updates. `math.inf` leaves the warm-up without protection.
+        cap: Bounds the norm of all gradients at every step; a number, or a function of the number
+            of applied updates. `math.inf` leaves the warm-up without protection.
 
     Raises:
         ValueError: `factor` is not greater than 1, `beta` is not between 0 and 1, `warmup` is less

@@ -158,8 +158,10 @@ def _norm_of(tensors: Sequence[Tensor], order: float) -> float:
         each = [
             torch.linalg.vector_norm(t.abs().double(), order).item() for t in tensors if t.numel()
         ]
-        joint = torch.linalg.vector_norm(torch.tensor(each, dtype=torch.float64), order)
-    return float(joint.item()) if each else 0.0
+        if not each:
+            return 0.0
+        joint: Tensor = torch.linalg.vector_norm(torch.tensor(each, dtype=torch.float64), order)
+    return joint.item()
 
 
 def _as_tensor(norm: float, tensors: Sequence[Tensor]) -> Tensor:

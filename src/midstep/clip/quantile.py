@@ -71,8 +71,9 @@ class ByQuantile(MeasuresLength):
         check_count("warmup", self.warmup, "ByQuantile", 1, why="a quantile needs a norm")
         if self.warmup > self.window:
             raise ValueError(
-                f"`ByQuantile(window={self.window}, warmup={self.warmup})`: the quantile would never "
-                "be used, because so many norms are never remembered. Make `warmup` at most `window`."
+                f"`ByQuantile(window={self.window}, warmup={self.warmup})`: so many norms are "
+                "never remembered, so the quantile would never be used. Make `warmup` at most "
+                "`window`."
             )
         check_threshold("cap", self.cap, "ByQuantile")
         object.__setattr__(self, "_norms", collections.deque(maxlen=self.window))

@@ -66,10 +66,10 @@ class World:
             return [list(values)]
         self.num_collectives += 1
         own = torch.tensor(values, dtype=torch.float64, device=self._device)
-        everyone = torch.empty(self.size * len(values), dtype=torch.float64, device=self._device)
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
         with self.translated():
-            dist.all_gather_into_tensor(everyone, own)
-        rows: list[list[float]] = everyone.view(self.size, -1).tolist()
+            dist.all_gather(everyone, own)
+        rows: list[list[float]] = torch.stack(everyone).tolist()
         return rows
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -128,6 +128,7 @@ class _Board:
         self._store = dist.PrefixStore("midstep", store)  # type: ignore[attr-defined]
         self._failure: RankFailure | None = None
         self._has_failed = threading.Event()
+        self._has_posted = False
         self._is_raised = False
         closed = threading.Event()
         thread = threading.Thread(
@@ -139,8 +140,9 @@ class _Board:
     def post(self, message: str, *, waits: bool) -> None:
         """Tell the others; wait for them to hear it before the store goes with this process."""
         self._is_raised = True
-        if self._has_failed.is_set():
+        if self._has_posted or self._has_failed.is_set():
             return
+        self._has_posted = waits  # an error may follow a dropped window, not the reverse
         with contextlib.suppress(Exception):  # the store may be gone already
             self._store.set("failure", f"{self._rank} {int(waits)} {message}")
             deadline = time.monotonic() + (_ACKNOWLEDGE_SECONDS if waits else 0.0)
