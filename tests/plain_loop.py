@@ -1,4 +1,4 @@
-"""What the tests of the engine share: small models, batches, and plain torch loops as the oracle."""
+"""What the tests of the engine share: small models, batches, and plain torch as the oracle."""
 
 import copy
 import math

@@ -330,8 +330,12 @@ class Window(Generic[Batch]):
         Raises:
             WindowError: The window has ended, or a counted microbatch had no backward.
         """
-        self._check_complete()
-        self._driver.gradients(self)
+        try:
+            self._check_complete()
+            self._driver.gradients(self)
+        except BaseException:
+            self._drop()
+            raise
         self._is_settled = True
 
     @property
