@@ -5,17 +5,16 @@ tuples, lists and dataclasses. The first dimension of every tensor is the rows; 
 and strings belong to the whole batch and are shared by its pieces.
 
 A list may hold one item per row instead (captions, images of unequal size, one dict an image). It
-is read so when its items are no tensors or do not agree on their lengths, and beside tensors when
-its own length is their rows and that of its items is not. A tuple holds parts, except that strings
-in it, as many as there are rows, are one per row: `default_collate` makes those. What can be read
-both ways is refused.
+is read so when its items have no rows of their own, and beside tensors when its own length is their
+rows and that of its items is not. A tuple holds parts, except that strings in it, as many as there
+are rows, are one per row: `default_collate` makes those. What can be read both ways is not cut.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
 from torch.nn.utils.rnn import PackedSequence
@@ -47,19 +46,22 @@ def num_rows(batch: object) -> int:
         if lengths:
             break
     else:
-        unclear = next((place for place in places if place.kind == "unclear"), None)
-        if unclear is not None:
-            raise _unclear(unclear)
+        if places:
+            raise _unclear(places[0])
         raise ValueError(
             f"`{type(batch).__name__}` batch: no tensor in it has rows, so it cannot be counted or "
             "cut. Give batches that hold tensors whose first dimension is the rows."
         )
     if len(set(lengths.values())) > 1:
         raise _disagreement(lengths)
-    rows = next(iter(lengths.values()))
+    (rows,) = set(lengths.values())
     for place in places:
-        if place.kind in ("items", "parts", "unclear"):
-            _is_column(place, rows)  # refuses what fits in no way
+        if place.kind != "strings" and rows not in {place.as_items, place.as_parts}:
+            raise ValueError(
+                f"`{place.path or 'batch'}` is a list of {place.as_items} items beside {rows} "
+                "rows, so it cannot be cut along rows. Make it one item per row, or a tuple if it "
+                "is shared."
+            )
     return rows
 
 
@@ -88,16 +90,21 @@ def cut_rows(batch: Batch, rows: int) -> list[Batch]:
 
 
 class _Place(NamedTuple):
-    """A tensor or a list somewhere in a batch, and what it says about the rows.
+    """A tensor or a list somewhere in a batch, and how many rows it has in each reading.
 
-    `kind` is "tensor"; or of a list: "items", one per row for sure; "parts", tensors that agree on
-    `rows`; "unclear", nestings of one form that agree on `rows`; "strings", a tuple of them.
+    `kind` is "tensor"; or of a list: "items" without rows of their own; "parts", tensors that agree
+    on theirs; "unclear", nestings of one form, or tensors that disagree; "strings" in a tuple.
     """
 
     path: str
     kind: str
-    rows: int
-    items: Sequence[Any] = ()
+    as_parts: int = -1
+    as_items: int = -1
+
+    @property
+    def rows(self) -> int:
+        """The rows in the likelier reading."""
+        return self.as_items if self.as_parts < 0 else self.as_parts
 
 
 def _places(batch: object, path: str) -> Iterator[_Place]:
@@ -108,7 +115,7 @@ def _places(batch: object, path: str) -> Iterator[_Place]:
         )
     if _is_array(batch):
         if batch.shape:  # type: ignore[attr-defined]
-            yield _Place(path, "tensor", int(batch.shape[0]))  # type: ignore[attr-defined]
+            yield _Place(path, "tensor", as_parts=int(batch.shape[0]))  # type: ignore[attr-defined]
         return
     listing = _listing(batch, path)
     if listing is not None:
@@ -122,35 +129,29 @@ def _listing(batch: object, path: str) -> _Place | None:
     """Read a list whose items may be one per row; None for what can only be a nesting."""
     if isinstance(batch, tuple):
         is_strings = batch and all(isinstance(item, (str, bytes)) for item in batch)
-        return _Place(path, "strings", len(batch), batch) if is_strings else None
+        return _Place(path, "strings", as_items=len(batch)) if is_strings else None
     if not isinstance(batch, list) or not batch:
         return None
     is_arrays = all(_is_array(item) for item in batch)
     if not is_arrays:
         if not all(_is_array(item) or _children(item) is not None for item in batch):
-            return _Place(path, "items", len(batch), batch)
+            return _Place(path, "items", as_items=len(batch))
         if len({_form(item) for item in batch}) > 1:
             return None
     lengths = {place.rows for item in batch for place in _places(item, "")}
-    if len(lengths) != 1:
-        return _Place(path, "items", len(batch), batch)
-    return _Place(path, "parts" if is_arrays else "unclear", lengths.pop(), batch)
+    if not lengths:
+        return _Place(path, "items", as_items=len(batch))
+    if len(lengths) > 1:
+        return _Place(path, "unclear", as_items=len(batch))
+    kind = "parts" if is_arrays else "unclear"
+    return _Place(path, kind, as_parts=lengths.pop(), as_items=len(batch))
 
 
 def _is_column(place: _Place, rows: int) -> bool:
-    """Whether a list holds one item per row, in a batch of so many rows."""
-    if place.kind == "strings":
-        return len(place.items) == rows
-    fits_items = len(place.items) == rows
-    fits_parts = place.kind != "items" and place.rows == rows
-    if fits_items and fits_parts and place.kind == "unclear":
+    """Whether a list holds one item per row, in a batch of so many rows that fits it."""
+    if place.kind == "unclear" and place.as_items == place.as_parts:
         raise _unclear(place)
-    if not fits_items and not fits_parts:
-        raise ValueError(
-            f"`{place.path or 'batch'}` is a list of {len(place.items)} items beside {rows} rows, "
-            "so it cannot be cut along rows. Make it one item per row, or a tuple if it is shared."
-        )
-    return not fits_parts
+    return place.as_items == rows and place.as_parts != rows
 
 
 def _slice(batch: Any, total: int, start: int, stop: int) -> Any:
@@ -207,11 +208,12 @@ def _form(item: object) -> tuple[Any, ...]:
 
 
 def _unclear(place: _Place) -> ValueError:
+    held = "unequal numbers of rows" if place.as_parts < 0 else f"{place.as_parts} rows each"
     return ValueError(
-        f"`{place.path or 'batch'}` is a list of {len(place.items)} items that hold {place.rows} "
-        "rows each, so it may be one item per row, or parts to be cut alike; a wrong guess would "
-        "pair rows that do not belong together. Make it a tuple if it holds parts, a numpy array "
-        "of dtype object if it holds one item per row."
+        f"A list in the batch has {place.as_items} items that hold {held}, so it may be one item "
+        "per row, or parts to be cut alike; a wrong guess would pair rows that do not belong "
+        "together. Make it a tuple if it holds parts, a numpy array of dtype object if it holds "
+        "one item per row."
     )
 
 

@@ -44,7 +44,7 @@ class _Targets:
         if self.weight is None:
             return int(is_target.sum().item())
         weight = self.weight.to(labels.device, torch.float64)
-        return float(weight[labels[is_target]].sum().item())
+        return float(weight[labels[is_target].long()].sum().item())  # uint8 would be a mask
 
 
 def targets(

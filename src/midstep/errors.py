@@ -6,7 +6,7 @@ that the action needs. Wrong arguments stay `ValueError` and `TypeError`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 __all__ = [
     "CheckpointError",
@@ -16,6 +16,7 @@ __all__ = [
     "NonFiniteGradient",
     "RankFailure",
     "RecipeError",
+    "ReplicaDrift",
     "WindowError",
 ]
 
@@ -23,10 +24,16 @@ __all__ = [
 class MidstepError(Exception):
     """The base of every error midstep raises on its own account.
 
+    Attributes:
+        on_all_ranks: Whether every rank raises it at the same place, so that all of them may go on
+            from there. Any other error ends the run on every rank.
+
     Example:
         >>> issubclass(EmptyWindow, MidstepError)
         True
     """
+
+    on_all_ranks: bool = False
 
 
 class WindowError(MidstepError, RuntimeError):
@@ -109,16 +116,36 @@ class RankFailure(MidstepError, RuntimeError):
     """Another rank failed inside a window, which no rank can finish without it.
 
     Attributes:
-        rank: The one that failed first.
+        rank: The one that failed first; None where it is not known.
 
     Example:
         >>> RankFailure("Rank 1 failed: ValueError: bad batch.", rank=1).rank
         1
     """
 
-    def __init__(self, message: str, *, rank: int) -> None:
+    def __init__(self, message: str, *, rank: int | None) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class ReplicaDrift(MidstepError, RuntimeError):
+    """Ranks that must hold the same weights hold different ones; the majority tells which drifted.
+
+    Attributes:
+        ranks: Those that differ from most; where there is no majority, from the lowest rank.
+        parameter: The first one that differs.
+
+    Example:
+        >>> ReplicaDrift("Rank 2 has drifted.", ranks=[2], parameter="head.weight").ranks
+        [2]
+    """
+
+    on_all_ranks = True
+
+    def __init__(self, message: str, *, ranks: Sequence[int], parameter: str) -> None:
+        super().__init__(message)
+        self.ranks = list(ranks)
+        self.parameter = parameter
 
 
 class CheckpointError(MidstepError, RuntimeError):

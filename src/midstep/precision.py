@@ -241,7 +241,7 @@ class LossScale:
             )
         if not state:
             return
-        self.value = float(state["scale"])
+        self.value = _float32(float(state["scale"]))
         self.growth_factor = float(state["growth_factor"])
         self.backoff_factor = float(state["backoff_factor"])
         self.growth_interval = int(state["growth_interval"])

@@ -175,11 +175,16 @@ def _one_pass(factor: float) -> float:
 
 
 def _multiply_once(tensors: list[Tensor], factors: list[float]) -> None:
-    if not all(t.is_cpu for t in tensors):
-        torch._foreach_mul_(tensors, factors)
-    elif len(set(factors)) == 1:
+    if all(t.is_cpu for t in tensors) and len(set(factors)) == 1:
         # On CPU these loops round a Python number to the dtype of each tensor, but no tensor.
         torch._foreach_mul_(tensors, torch.tensor(factors[0], dtype=torch.float64))
-    else:
-        for tensor, factor in zip(tensors, factors, strict=True):
-            tensor.mul_(factor)
+        return
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}  # what one launch can take
+    for index, tensor in enumerate(tensors):
+        alike.setdefault((tensor.device, tensor.dtype), []).append(index)
+    for (device, _), indices in alike.items():
+        if device.type == "cpu":
+            for index in indices:
+                tensors[index].mul_(factors[index])
+        else:
+            torch._foreach_mul_([tensors[i] for i in indices], [factors[i] for i in indices])

@@ -12,8 +12,8 @@ from .world import World
 
 __all__ = ["Opener", "Opening"]
 
+# Slots for terms: what each counts, and whether any rank counts it at all.
 _MOST_TERMS = 16
-_HEAD = 7
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +29,27 @@ class Opening:
     denominators: dict[str, float]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Head:
+    """What a rank says of itself, each summed over the ranks."""
+
+    has_cut: float
+    num_microbatches: float
+    is_streamed: float
+    names_terms: float
+    check: float
+    check_squared: float
+    needs_names: float
+    has_too_many: float
+    needs_calls: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all ranks read the slots alike; equal numbers have no spread."""
+        is_alike = self.names_terms * self.check_squared == self.check**2
+        return is_alike and not (self.needs_names and self.names_terms) and not self.has_too_many
+
+
 class Opener:
     """Agrees with the other ranks on one window after the other.
 
@@ -41,74 +62,104 @@ class Opener:
         self._world = world
         self._parallel = parallel
         self._copies = world.size // parallel.data_parallel_size
-        self._terms: list[str] | None = None
-        self._has_seen_data = False
+        self._terms: list[str] = []
 
     def open(
-        self, num_microbatches: int, counts: Sequence[Mapping[str, float]] | None, *, has_cut: bool
+        self,
+        num_microbatches: int,
+        counts: Sequence[Mapping[str, float]] | None,
+        *,
+        has_cut: bool,
+        syncs_late: bool,
     ) -> Opening | None:
         """Learn what the window is on all ranks together; None when no rank has a batch left.
 
         One all-reduce; an all-gather where ranks run in lockstep, since the fullest rank counts.
-        Once, when a rank has had no batch at all, one more to learn the names of the terms.
+        One more when ranks have not met a term yet that another counts.
+
+        Args:
+            num_microbatches: Of this rank.
+            counts: What each of them counts, by term; None when streamed.
+            has_cut: Whether this rank has a window at all.
+            syncs_late: Whether gradients are added up after the last backward, not in it.
 
         Raises:
-            WindowError: Ranks count different terms.
+            WindowError: Some ranks count ahead and others stream.
         """
         own = _summed(counts or ())
-        if own:
-            self._terms = sorted(own)
-        names = self._terms or []
-        if len(names) > _MOST_TERMS:
-            raise WindowError(f"{len(names)} loss terms; at most {_MOST_TERMS} travel together.")
+        names = self._names(own)
         check = float(zlib.crc32("\n".join(names).encode()) & 0xFFFF) if names else 0.0
-        self._has_seen_data = self._has_seen_data or num_microbatches > 0
-        head = [
-            float(has_cut),
-            float(num_microbatches),
-            float(bool(names)),
-            check,
-            check * check,
-            float(not names and counts is not None),
-            float(not self._has_seen_data),
-        ]
-        slots = [own.get(name, 0.0) for name in names] + [0.0] * (_MOST_TERMS - len(names))
-        most, totals = self._agree(num_microbatches, [*head, *slots])
-        if not totals[0]:
+        said = _Head(
+            has_cut=float(has_cut),
+            num_microbatches=float(num_microbatches),
+            is_streamed=float(counts is None),
+            names_terms=float(bool(names)),
+            check=check,
+            check_squared=check * check,
+            needs_names=float(not names),
+            has_too_many=float(len(self._terms) > _MOST_TERMS),
+            needs_calls=float(not num_microbatches and self._parallel.needs_calls),
+        )
+        most, totals, sums, seen = self._agree(said, names, own)
+        if not totals.has_cut:
             return None
-        self._check_names(totals)
-        if totals[5] and totals[2]:
-            known = [names for names in self._world.gather_objects(self._terms) if names]
-            self._terms = known[0]
-        self._parallel.begin(most, lend=bool(totals[6]) and self._parallel.is_lockstep)
-        sums = totals[_HEAD:]
-        denominators = {
-            name: self._once(total)
-            for name, total in zip(self._terms or (), sums, strict=False)
-            if counts is not None
-        }
-        return Opening(int(self._once(totals[1])), denominators)
+        if totals.is_streamed not in (0, self._world.size):
+            raise _mixed(totals.is_streamed, self._world.size)
+        self._parallel.begin(
+            most + syncs_late, lends=bool(totals.needs_calls), syncs_late=syncs_late
+        )
+        if counts is None:
+            return Opening(int(self._once(totals.num_microbatches)), {})
+        if totals.agrees:
+            found = {name: total for name, total, n in zip(names, sums, seen, strict=False) if n}
+        else:
+            found = self._meet(own)
+        denominators = {name: self._once(total) for name, total in found.items()}
+        return Opening(int(self._once(totals.num_microbatches)), denominators)
 
-    def _agree(self, own: int, values: list[float]) -> tuple[int, list[float]]:
-        if not self._parallel.is_lockstep:
-            return own, self._world.sum(values)
-        rows = self._world.gather(values)
-        totals = [sum(column) for column in zip(*rows, strict=True)]
-        return int(max(row[1] for row in rows)), totals
+    def _names(self, own: Mapping[str, float]) -> list[str]:
+        """Name the slots: the terms met so far, those of other ranks included."""
+        if not set(own) <= set(self._terms):
+            self._terms = sorted({*self._terms, *own})
+        if own and len(self._terms) > _MOST_TERMS:
+            self._terms = sorted(own)
+        return self._terms if len(self._terms) <= _MOST_TERMS else []
 
-    def _check_names(self, totals: Sequence[float]) -> None:
-        # Equal numbers have no spread; every rank sees the same sums, so all raise or none.
-        if totals[2] * totals[4] != totals[3] ** 2:
-            everyone = self._world.gather_objects(self._terms)
-            raise WindowError(
-                f"Ranks count different loss terms: {everyone}. Each term needs one denominator "
-                "for all ranks. Give every rank the same `count`."
-            )
+    def _agree(
+        self, said: _Head, names: Sequence[str], own: Mapping[str, float]
+    ) -> tuple[int, _Head, list[float], list[float]]:
+        unused = [0.0] * (_MOST_TERMS - len(names))
+        head = dataclasses.astuple(said)
+        values = [*head, *(own.get(name, 0.0) for name in names), *unused]
+        values += [*(float(name in own) for name in names), *unused]
+        if self._parallel.is_lockstep:
+            rows = self._world.gather(values)
+            totals = [sum(column) for column in zip(*rows, strict=True)]
+            most = int(max(row[1] for row in rows))
+        else:
+            totals, most = self._world.sum(values), int(said.num_microbatches)
+        slots = totals[len(head) :]
+        return most, _Head(*totals[: len(head)]), slots[:_MOST_TERMS], slots[_MOST_TERMS:]
+
+    def _meet(self, own: Mapping[str, float]) -> dict[str, float]:
+        """Exchange names and counts; afterwards every rank knows every term."""
+        everyone = self._world.gather_objects((self._terms, dict(own)))
+        self._terms = sorted({name for names, _ in everyone for name in names})
+        return _summed([counts for _, counts in everyone])
 
     def _once(self, total: float) -> float:
         """Count data that several ranks see alike once."""
         once = total / self._copies
         return int(once) if once == int(once) else once
+
+
+def _mixed(num_streamed: float, size: int) -> WindowError:
+    error = WindowError(
+        f"{num_streamed:.0f} of {size} ranks stream their counts and the others count ahead, so "
+        "the window has no one denominator. Call `windows(...)` with the same `count` on all ranks."
+    )
+    error.on_all_ranks = True
+    return error
 
 
 def _summed(counts: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,20 +1,23 @@
 """Parallel: how a model shares its work among ranks, and when its ranks must talk.
 
-DDP and FSDP2 do the talking; this module only drives them: once a window, on its last microbatch.
+DDP and FSDP2 do the talking; this package only drives them: once a window, on its last microbatch.
 What they divide by is undone in the seed of the backward, so that ranks *add up*.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from .replicated import DataParallel
 from .sharded import FullySharded, Sharding
+from .world import World
 
 __all__ = ["Parallel", "parallel_of"]
 
@@ -38,20 +41,26 @@ class Parallel(Protocol):
         ...
 
     @property
-    def is_synced(self) -> bool:
-        """Whether the gradients of this window have been added up over the ranks."""
+    def needs_calls(self) -> bool:
+        """Whether this rank could not take part in a forward, having seen no arguments for one."""
         ...
 
-    def begin(self, num_microbatches: int, *, lend: bool) -> None:
-        """Begin a window in which the fullest rank has so many microbatches."""
+    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
+        """Begin a window.
+
+        Args:
+            num_microbatches: How many forwards and backwards it takes where ranks run in lockstep.
+            lends: Whether some rank needs the arguments of another's forwards.
+            syncs_late: Whether gradients are added up by `finish`, not in the last backward.
+        """
         ...
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Get ready for one microbatch."""
         ...
 
-    def after_forward(self) -> None:
-        """Put back what a forward alone needed."""
+    def after_forward(self, *, failed: bool) -> None:
+        """Put back what a forward alone needed; with no other rank where it failed."""
         ...
 
     def after_backward(self) -> None:
@@ -62,16 +71,32 @@ class Parallel(Protocol):
         """Take part in what this rank had no microbatch for, and add up the gradients."""
         ...
 
+    def forget_calls(self) -> None:
+        """Never run the last forwards again, since they brought what is not finite."""
+        ...
+
+    def discard(self) -> None:
+        """Forget what the backwards of a window left outside `.grad`, and what broke them off."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Run the microbatches of this window again, their gradients added up by nobody."""
+        ...
+
+    def hidden_gradients(self) -> Sequence[Tensor]:
+        """What the backwards of this window left outside `.grad`, on this rank alone."""
+        ...
+
     def is_own(self, parameter: Tensor) -> bool:
         """Whether a parameter is this rank's alone: never added up, and another on every rank."""
         ...
 
 
-def parallel_of(model: nn.Module, world_size: int, sharding: Sharding | None) -> Parallel:
+def parallel_of(model: nn.Module, world: World, sharding: Sharding | None) -> Parallel:
     """Recognise how a model is parallel.
 
     Raises:
-        NotImplementedError: FSDP1, whose flat shards have no per-tensor norm.
+        NotImplementedError: FSDP1, whose flat shards have no per-tensor norm, or a static graph.
         ValueError: Several ranks and nothing that would add up their gradients.
     """
     modules = list(model.modules())
@@ -80,9 +105,9 @@ def parallel_of(model: nn.Module, world_size: int, sharding: Sharding | None) ->
             "`Updater`: the model is wrapped in FSDP1, whose flat shards have neither per-tensor "
             "norms nor a factor of their own. Use `fully_shard` (FSDP2)."
         )
-    roots = [module for module in modules if isinstance(module, FSDPModule)]
-    if roots:
-        return FullySharded(model, roots, sharding or Sharding())
+    sharded = [module for module in modules if isinstance(module, FSDPModule)]
+    if sharded:
+        return FullySharded(model, sharded, sharding or Sharding(), world)
     if sharding is not None:
         raise ValueError(
             f"`Updater(sharding={sharding})`: the model is not sharded by `fully_shard`, so there "
@@ -91,11 +116,16 @@ def parallel_of(model: nn.Module, world_size: int, sharding: Sharding | None) ->
     wrapper = _unwrapped(model)
     if isinstance(wrapper, DistributedDataParallel):
         return DataParallel(wrapper)
+    if any(isinstance(module, DistributedDataParallel) for module in modules):
+        raise NotImplementedError(
+            f"`Updater`: parts of the `{type(model).__name__}` are wrapped in DDP and it is not, "
+            "so nobody would add up the rest. Wrap the whole model."
+        )
     if any(isinstance(p, DTensor) for p in model.parameters()):
         return TensorParallel()
-    if world_size > 1:
+    if world.size > 1:
         raise ValueError(
-            f"`Updater`: {world_size} ranks and a plain `{type(model).__name__}`, whose gradients "
+            f"`Updater`: {world.size} ranks and a plain `{type(model).__name__}`, whose gradients "
             "nobody would add up, so the ranks would drift apart. Wrap it in DDP or `fully_shard`."
         )
     return TensorParallel()
@@ -112,15 +142,15 @@ class TensorParallel:
     data_parallel_size = 1
     seed_factor = 1.0
     is_lockstep = False
-    is_synced = True
+    needs_calls = False
 
-    def begin(self, num_microbatches: int, *, lend: bool) -> None:
+    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
         """Nothing to get ready."""
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Nothing to get ready."""
 
-    def after_forward(self) -> None:
+    def after_forward(self, *, failed: bool) -> None:
         """Nothing to put back."""
 
     def after_backward(self) -> None:
@@ -129,63 +159,20 @@ class TensorParallel:
     def finish(self) -> None:
         """Nothing to add up."""
 
+    def forget_calls(self) -> None:
+        """None is run again."""
+
+    def discard(self) -> None:
+        """Nothing lies elsewhere."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Nothing is different."""
+        return nullcontext()
+
+    def hidden_gradients(self) -> Sequence[Tensor]:
+        """Nothing lies elsewhere."""
+        return ()
+
     def is_own(self, parameter: Tensor) -> bool:
         """None is: a plain parameter lies on every rank."""
         return False
-
-
-class DataParallel:
-    """DistributedDataParallel: every rank has the whole model; buckets are averaged in backward."""
-
-    is_lockstep = False
-
-    def __init__(self, model: DistributedDataParallel) -> None:
-        self._model = model
-        self.data_parallel_size = torch.distributed.get_world_size(model.process_group)
-        self.seed_factor = float(self.data_parallel_size)  # DDP divides by as much
-        self.is_synced = False
-        ignored = set(model.parameters_to_ignore)
-        names = model.module.named_parameters()
-        self._own = {parameter for name, parameter in names if name in ignored}
-
-    def begin(self, num_microbatches: int, *, lend: bool) -> None:
-        """Start a window whose gradients are not added up yet."""
-        self.is_synced = False
-
-    def before_forward(self, *, index: int, is_last: bool) -> None:
-        """Have DDP reduce in the backward of this microbatch, or not; it asks in the forward."""
-        self._model.require_backward_grad_sync = is_last
-
-    def after_forward(self) -> None:
-        """Leave DDP as it was found."""
-        self._model.require_backward_grad_sync = True
-
-    def after_backward(self) -> None:
-        """Note that DDP has reduced."""
-        self.is_synced = True
-
-    def finish(self) -> None:
-        """Reduce with zeros, on a rank whose last microbatch had nothing to reduce."""
-        if self.is_synced:
-            return
-        self.is_synced = True
-        module = self._model.module
-        # DDP only arms its reducer in its own forward. Running the model's would want a batch and
-        # would draw random numbers, so its forward is a sum over its parameters for once.
-        trained = [p for p in module.parameters() if p.requires_grad and p not in self._own]
-        forward = module.__dict__.get("forward")
-        module.forward = lambda: sum(
-            (p.flatten()[:1].sum() * 0.0 for p in trained), torch.zeros(())
-        )
-        try:
-            nothing: Tensor = self._model()
-            nothing.backward(torch.zeros_like(nothing))  # type: ignore[no-untyped-call]
-        finally:
-            if forward is None:
-                del module.forward
-            else:
-                module.forward = forward
-
-    def is_own(self, parameter: Tensor) -> bool:
-        """Those DDP was told to ignore, such as a rank's experts."""
-        return parameter in self._own

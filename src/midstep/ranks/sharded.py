@@ -6,8 +6,9 @@ the last one again with a seed of 0 until all have run equally many.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from ..errors import WindowError
 from ..snapshot import Buffers, RandomState
+from .calls import Call, Calls
+from .fsdp import fsdp_groups, reset, roots_of
+from .unsharded import Unsharded
+from .world import World
 
 __all__ = ["FullySharded", "Sharding"]
 
@@ -47,138 +53,155 @@ class FullySharded:
     """FSDP2 on a mesh of one axis (shard) or two (replicate, shard), tensor parallel or not.
 
     Args:
-        model: The root.
+        model: The whole of it.
         modules: Every module `fully_shard` was applied to.
         sharding: What to trade.
+        world: The ranks.
     """
 
     seed_factor = 1.0
     is_lockstep = True
 
-    def __init__(self, model: nn.Module, modules: Sequence[FSDPModule], sharding: Sharding) -> None:
+    def __init__(
+        self, model: nn.Module, modules: Sequence[FSDPModule], sharding: Sharding, world: World
+    ) -> None:
         self._model = model
         self._modules = modules
+        self._roots = roots_of(modules)
         self._sharding = sharding
-        self._groups = _data_parallel_groups(modules)
+        groups = _data_parallel_groups(modules)
         self.data_parallel_size = 1
-        for group in self._groups:
+        for group in groups:
             self.data_parallel_size *= dist.get_world_size(group)
         for module in modules:
             # Sums over the ranks, not means; gloo and some NCCL versions have no scaled sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        self._managed = {p for p in model.parameters() if isinstance(p, DTensor)}
+        self._unsharded = Unsharded(model, modules, groups, world)
+        self._calls = Calls(model, self._roots, world)
         self._num_run = 0
         self._num_microbatches = 0
-        self._lend = False
-        self._calls: list[tuple[Any, Any]] = []
-        self.is_synced = False
-        model.register_forward_pre_hook(self._note_call, with_kwargs=True)
+        self._is_alone = False
+        self._is_synced = False
 
-    def begin(self, num_microbatches: int, *, lend: bool) -> None:
+    @property
+    def needs_calls(self) -> bool:
+        """Whether this rank has run no forward yet that it could run again."""
+        return not self._calls.kept
+
+    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
         """Start a window of so many forwards and backwards on every rank."""
         self._num_run = 0
         self._num_microbatches = num_microbatches
-        self._lend = lend
-        self.is_synced = False
+        self._calls.begin(lends=lends)
+        self._is_synced = False
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Reduce and reshard in this backward, or later."""
-        self._calls = []
         self._num_run = index + 1
-        self._set(is_last=self._num_run == self._num_microbatches)
+        self._set()
+        self._calls.record()
 
-    def after_forward(self) -> None:
-        """Nothing to put back; the flags are asked in backward, too."""
+    def after_forward(self, *, failed: bool) -> None:
+        """Keep what was called; the flags are asked in backward, too."""
+        self._calls.end_record(failed=failed)
 
     def after_backward(self) -> None:
         """Nothing to note: how many have run says it."""
 
     def finish(self) -> None:
         """Run the missing forwards and backwards with a seed of 0, then add up plain parameters."""
-        if self._num_run < self._num_microbatches:
+        self._run_missing()
+        if not self._is_synced:
+            self._is_synced = True
+            self._unsharded.add_up()
+
+    def forget_calls(self) -> None:
+        """Run none of the last forwards again: 0 times what is not finite would not be 0."""
+        self._calls.kept = []
+
+    def discard(self) -> None:
+        """Forget gradients that were never reduced, and parameters that were left whole."""
+        reset(self._roots)
+        for group in fsdp_groups(self._modules):
+            group.forget()
+        for module in self._modules:
+            module.reshard()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run as many forwards and backwards as the window has on the fullest rank; reduce none."""
+        self._num_run = 0
+        self._is_alone = True
+        try:
+            yield
             self._run_missing()
-        if not self.is_synced:
-            self.is_synced = True
-            self._add_up_plain()
+        finally:
+            self._is_alone = False
+            self.discard()
+
+    def hidden_gradients(self) -> Sequence[Tensor]:
+        """The whole gradients of this rank's own microbatches, which FSDP2 keeps to itself."""
+        return [t for group in fsdp_groups(self._modules) for t in group.hidden_gradients()]
 
     def is_own(self, parameter: Tensor) -> bool:
-        """None is: a plain parameter lies on every rank, and is added up here."""
-        return False
+        """Those FSDP2 leaves alone and only some ranks have, such as a rank's experts."""
+        return self._unsharded.is_own(parameter)
 
-    def _set(self, *, is_last: bool) -> None:
-        reduce_now = is_last or self._sharding.reduce_every_microbatch
-        keep = self._sharding.keep_gathered and not is_last
+    def _set(self) -> None:
+        is_last = self._num_run == self._num_microbatches and not self._is_alone
+        reduces = (is_last or self._sharding.reduce_every_microbatch) and not self._is_alone
+        keeps = self._sharding.keep_gathered
         for module in self._modules:
-            module.set_requires_gradient_sync(reduce_now, recurse=False)
+            module.set_requires_gradient_sync(reduces, recurse=False)
             module.set_requires_all_reduce(is_last, recurse=False)
             module.set_is_last_backward(is_last)
-            if self._sharding.keep_gathered:
-                module.set_reshard_after_backward(not keep, recurse=False)
-
-    def _note_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._lend:
-            self._lend = False
-            self._exchange((args, kwargs))
-        self._calls.append((args, kwargs))
-
-    def _exchange(self, call: tuple[Any, Any] | None) -> tuple[Any, Any]:
-        """Hand the arguments of one forward to ranks that never ran one; everyone takes part."""
-        calls: list[Any] = [None] * dist.get_world_size()
-        own = None if call is None else tree_map(_to_host, call)
-        dist.all_gather_object(calls, own)
-        found: tuple[Any, Any] = next(c for c in calls if c is not None)
-        return found
+            if keeps:
+                module.set_reshard_after_forward(False, recurse=False)
+                module.set_reshard_after_backward(is_last, recurse=False)
 
     def _run_missing(self) -> None:
-        if self._lend:
-            self._lend = False
-            self._calls = [self._exchange(None)]
-        calls, self._calls = self._calls, []
+        if self._num_run >= self._num_microbatches:
+            return
         after, buffers = RandomState.capture_torch(), Buffers(self._model)
-        device = next(self._model.parameters()).device
         while self._num_run < self._num_microbatches:
             self._num_run += 1
-            self._set(is_last=self._num_run == self._num_microbatches)
-            nothing = torch.zeros((), device=device)
-            for call in calls:
-                args, kwargs = tree_map(lambda leaf: _to_device(leaf, device), call)
-                outputs = tree_leaves(self._model(*args, **kwargs))
-                for output in outputs:
-                    if isinstance(output, Tensor) and output.requires_grad:
-                        nothing = nothing + output.sum() * 0.0
+            self._set()
+            nothing: Tensor | None = None
+            for call in self._calls.again():
+                part = _zero_of(call)
+                nothing = part if nothing is None else nothing + part
+            assert nothing is not None  # the other ranks have run at least one forward
             nothing.backward(torch.zeros_like(nothing))  # type: ignore[no-untyped-call]
-        self._calls = calls
         after.restore()
         buffers.restore()
 
-    def _add_up_plain(self) -> None:
-        """Sum the gradients of plain parameters, which FSDP2 leaves alone."""
-        if self.data_parallel_size == 1:
-            return
-        for parameter in self._model.parameters():
-            if parameter in self._managed or not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            for group in self._groups:
-                dist.all_reduce(parameter.grad, group=group)
+
+def _zero_of(call: Call) -> Tensor:
+    """Run a forward and give 0 as a function of everything it returned."""
+    sums = [
+        leaf.sum() * 0.0
+        for leaf in tree_leaves(call.run())
+        if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if not sums:
+        raise WindowError(
+            f"A `{type(call.module).__name__}` returned no tensor with a graph, so a rank without "
+            "a microbatch cannot take part in its backward. Return tensors, or a nesting that "
+            "`torch.utils._pytree` knows."
+        )
+    whole = [s.full_tensor() if isinstance(s, DTensor) else s for s in sums]
+    return torch.stack([s.float() for s in whole]).sum()
 
 
 def _data_parallel_groups(modules: Sequence[FSDPModule]) -> list[dist.ProcessGroup]:
-    for module in modules:
-        group = module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001 - torch has no other way
-        if group is None:
-            continue
-        info: Any = group.mesh_info
-        axes = [getattr(info, "replicate_mesh_dim", None), getattr(info, "shard_mesh_dim", None)]
-        return [info.mesh.get_group(axis) for axis in axes if axis is not None]
-    return []
-
-
-def _to_host(leaf: Any) -> Any:
-    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
-
-
-def _to_device(leaf: Any, device: torch.device) -> Any:
-    return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+    """The process groups that the data is split over: those of the widest mesh there is."""
+    widest: list[Any] = []
+    most = 0
+    for group in fsdp_groups(modules):
+        size = 1
+        for process_group in group.process_groups:
+            size *= dist.get_world_size(process_group)
+        if size > most:
+            most, widest = size, group.process_groups
+    return widest

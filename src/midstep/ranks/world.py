@@ -1,33 +1,19 @@
-"""The world: how one rank talks to the others, and how it learns that one of them has failed.
-
-Numbers travel in one small collective at a time. A failure cannot travel so, because whoever failed
-no longer takes part; it goes by the store that started the group, where every rank looks twice a
-second.
-"""
+"""The world: how one rank talks to the others, in one small collective at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
-import sys
-import threading
-import time
-import weakref
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ..errors import RankFailure
+from ..errors import MidstepError, RankFailure
+from .board import Board
 
-__all__ = ["World"]
-
-_POLL_SECONDS = 0.5
-_ACKNOWLEDGE_SECONDS = 3.0
-_STUCK_SECONDS = 15.0
+__all__ = ["World", "largest"]
 
 
 class World:
@@ -37,17 +23,21 @@ class World:
         rank: This rank.
         size: How many there are.
         num_collectives: How many collectives this object has run, for those who count.
+        board: Where ranks post that they failed; None for one rank alone.
     """
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.num_collectives = 0
+        self._num_windows = 0
         backend = dist.get_backend()
         self._device = torch.device("cpu")
         if "gloo" not in backend and "mpi" not in backend:
             self._device = torch.device(torch.accelerator.current_accelerator() or "cpu")
-        self.board = _Board(self.rank, self.size) if self.size > 1 else None
+        self.board: Board | None = None
+        if self.size > 1:
+            self.board = Board(self.rank, self.size, self._next_number())
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Add up each number over all ranks, in float64. One all-reduce of 8 bytes a number."""
@@ -55,8 +45,7 @@ class World:
             return list(values)
         self.num_collectives += 1
         buffer = torch.tensor(values, dtype=torch.float64, device=self._device)
-        with self.translated():
-            dist.all_reduce(buffer)
+        dist.all_reduce(buffer)
         found: list[float] = buffer.tolist()
         return found
 
@@ -67,8 +56,7 @@ class World:
         self.num_collectives += 1
         own = torch.tensor(values, dtype=torch.float64, device=self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
-        with self.translated():
-            dist.all_gather(everyone, own)
+        dist.all_gather(everyone, own)
         rows: list[list[float]] = torch.stack(everyone).tolist()
         return rows
 
@@ -78,125 +66,75 @@ class World:
             return [value]
         self.num_collectives += 1
         everyone: list[Any] = [None] * self.size
-        with self.translated():
-            dist.all_gather_object(everyone, value)
+        dist.all_gather_object(everyone, value)
         return everyone
 
-    def fail(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one left a window unfinished, and why if it is known."""
-        if self.board is None or isinstance(error, RankFailure):
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Tell the other ranks of an error in here, or say which rank broke the collective.
+
+        An error that every rank raises alike is nobody's failure.
+        """
+        board = self.board
+        if board is None:
+            yield
             return
-        if error is None:
-            self.board.post("it left a window before its step", waits=False)
-        else:
-            self.board.post(f"{type(error).__name__}: {error}", waits=True)
-
-    def translated(self) -> contextlib.AbstractContextManager[None]:
-        """Turn the error of a broken collective into the failure that broke it."""
-        return _Translated(self.board)
-
-
-class _Translated(contextlib.AbstractContextManager[None]):
-    def __init__(self, board: _Board | None) -> None:
-        self._board = board
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._board is None or not isinstance(error, RuntimeError):
-            return
-        if isinstance(error, RankFailure):
-            return
-        failure = self._board.wait_for_failure(_POLL_SECONDS * 2)
-        if failure is not None:
-            raise failure from error
-
-
-class _Board:
-    """Where ranks post that they failed: the store of the process group, watched by a thread.
-
-    The thread ends with the board, or with the program.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank = rank
-        self._size = size
-        store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no other way
-        self._store = dist.PrefixStore("midstep", store)  # type: ignore[attr-defined]
-        self._failure: RankFailure | None = None
-        self._has_failed = threading.Event()
-        self._has_posted = False
-        self._is_raised = False
-        closed = threading.Event()
-        thread = threading.Thread(
-            target=_watch, args=(weakref.ref(self), closed), name="midstep-board", daemon=True
-        )
-        weakref.finalize(self, _close, closed, thread)
-        thread.start()
-
-    def post(self, message: str, *, waits: bool) -> None:
-        """Tell the others; wait for them to hear it before the store goes with this process."""
-        self._is_raised = True
-        if self._has_posted or self._has_failed.is_set():
-            return
-        self._has_posted = waits  # an error may follow a dropped window, not the reverse
-        with contextlib.suppress(Exception):  # the store may be gone already
-            self._store.set("failure", f"{self._rank} {int(waits)} {message}")
-            deadline = time.monotonic() + (_ACKNOWLEDGE_SECONDS if waits else 0.0)
-            keys = [f"heard/{r}" for r in range(self._size) if r != self._rank]
-            while time.monotonic() < deadline and not self._store.check(keys):
-                time.sleep(0.05)
-
-    def wait_for_failure(self, seconds: float) -> RankFailure | None:
-        """Give the failure another rank has posted, waiting a little for it to arrive."""
-        self._has_failed.wait(seconds)
-        self._is_raised = True
-        return self._failure
-
-    def look(self) -> bool:
-        """Look once for what another rank posted; True when there is nothing more to look for."""
+        board.depth += 1
         try:
-            if not self._store.check(["failure"]):
-                return False
-            rank, waits, message = self._store.get("failure").decode().split(" ", 2)
-            if int(rank) == self._rank:
-                return True
-            self._failure = RankFailure(
-                f"Rank {rank} failed: {message}. This rank stopped with it, because a window needs "
-                "every rank. Weights are as the last applied update left them.",
-                rank=int(rank),
-            )
-            self._has_failed.set()
-            self._store.set(f"heard/{self._rank}", "1")
-        except Exception:  # noqa: BLE001 - the store went with the process that held it
-            return True
-        if waits == "1":
-            self._leave_when_stuck()
-        return True
+            yield
+        except RankFailure:
+            raise
+        except BaseException as error:
+            if isinstance(error, MidstepError) and error.on_all_ranks:
+                raise
+            failure = board.failure
+            if isinstance(error, RuntimeError) and _is_of_a_collective(error):
+                failure = board.explained(error)
+            if failure is not None and isinstance(error, RuntimeError):
+                raise failure from error
+            board.post(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            board.depth -= 1
 
-    def _leave_when_stuck(self) -> None:
-        """End a process that waits for ever in a collective that nobody can complete."""
-        time.sleep(_STUCK_SECONDS)
-        if not self._is_raised:
-            print(self._failure, file=sys.stderr, flush=True)  # noqa: T201 - the last words
-            os._exit(1)
+    def check(self) -> None:
+        """Refuse to begin a window that not all ranks can take part in. Costs nothing.
 
-
-def _watch(board_of: weakref.ref[_Board], closed: threading.Event) -> None:
-    while not closed.wait(_POLL_SECONDS):
-        board = board_of()
-        if board is None or board.look():
+        Raises:
+            RankFailure: A rank has failed, or some left the last window and others did not.
+        """
+        if self.board is None:
             return
-        del board
+        failure = self.board.failure or self.board.settle()
+        if failure is not None:
+            raise failure
+
+    def enter_window(self) -> None:
+        """Note that all ranks have opened a window."""
+        self._num_windows += 1
+        if self.board is not None:
+            self.board.window = self._num_windows
+
+    def end_window(self) -> None:
+        """Note that the window was stepped, or ended on all ranks alike."""
+        if self.board is not None:
+            self.board.window = 0
+
+    def leave_window(self) -> None:
+        """Note that this rank left the window without a step, which is a fault if others do not."""
+        if self.board is not None and self.board.window:
+            self.board.leave_window()
+
+    def _next_number(self) -> int:
+        """Number the boards of a process group, so that none reads another's news."""
+        store: Any = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - the only way
+        own = float(store.add("midstep/num boards", 1)) if self.rank == 0 else 0.0
+        return int(self.gather([own])[0][0])
 
 
-def _close(closed: threading.Event, thread: threading.Thread) -> None:
-    closed.set()
-    if thread is not threading.current_thread():
-        thread.join(2 * _POLL_SECONDS)  # a thread inside the store would outlive the interpreter
+def _is_of_a_collective(error: RuntimeError) -> bool:
+    # gloo raises bare RuntimeErrors that begin with the place in its own source.
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def largest(rows: Sequence[Sequence[float]]) -> list[float]:

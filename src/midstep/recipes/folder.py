@@ -65,8 +65,8 @@ class RunFolder:
         taken = [name for name in _FILES if (path / name).exists()]
         if taken:
             raise FileExistsError(
-                f"`{path}` holds a run already (`{taken[0]}`), and a run is never overwritten. Go on "
-                "with it by `--resume`, or choose another folder by `--out`."
+                f"`{path}` holds a run already (`{taken[0]}`), and a run is never overwritten. Go "
+                "on with it by `--resume`, or choose another folder by `--out`."
             )
         about = {"format": _FORMAT, "schema": _SCHEMA, **about}
         with (path / "run.json").open("x", encoding="utf-8") as file:  # x: one of two processes
@@ -216,8 +216,8 @@ def _read_about(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"`{path / 'run.json'}` does not describe a run of midstep.")
     if about.get("schema") != _SCHEMA:
         raise CheckpointError(
-            f"`{path / 'run.json'}` has schema {about.get('schema')}, this version of midstep reads "
-            f"{_SCHEMA}. Go on with the version that began the run."
+            f"`{path / 'run.json'}` has schema {about.get('schema')}, this version of midstep "
+            f"reads {_SCHEMA}. Go on with the version that began the run."
         )
     return about
 

@@ -23,7 +23,7 @@ from ..errors import RecipeError
 from ..losses import LossSum
 from ..precision import Precision, autocast_of
 from ..snapshot import RandomState, generators
-from ..terms import terms_of
+from ..terms import checked_count, terms_of
 from .recipe import Recipe
 
 __all__ = ["HeldOut", "measure"]
@@ -140,7 +140,7 @@ def _only(counts: Mapping[str, float] | None) -> str:
 
 def _sum_and_count(loss: Tensor | LossSum, count: float | None) -> tuple[float, float]:
     if isinstance(loss, LossSum):
-        return loss.sum.item(), terms_of(loss.count)["loss"] if count is None else count
+        return loss.sum.item(), checked_count(loss.count, "loss") if count is None else count
     if count is None:
         raise RecipeError(
             "A loss without a count: nothing says what its mean is over. Return a `LossSum`, or "

@@ -58,7 +58,7 @@ def find_recipe(name: str) -> str | Path:
 
 
 def load_recipe(source: str | Path, *, seed: int) -> Recipe:
-    """Seed every random stream, then make the recipe.
+    r"""Seed every random stream, then make the recipe.
 
     Args:
         source: What `find_recipe` returned.
@@ -73,7 +73,7 @@ def load_recipe(source: str | Path, *, seed: int) -> Recipe:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     file = Path(folder) / "mine.py"
-        ...     _ = file.write_text("def recipe(seed):\\n    return seed\\n")
+        ...     _ = file.write_text("def recipe(seed):\n    return seed\n")
         ...     load_recipe(file, seed=3)
         Traceback (most recent call last):
         ...

@@ -63,7 +63,7 @@ class Summary:
         norms = [record.grad_norm for record in applied if record.grad_norm is not None]
         targets: Counter[str] = Counter()
         for record in records:
-            targets.update(record.denominators)  # type: ignore[arg-type] # counts may be weights
+            targets.update(record.denominators)
         return cls(
             num_applied=len(applied),
             num_skipped=Counter(str(record.verdict) for record in records if not record.applied),

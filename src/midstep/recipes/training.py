@@ -42,8 +42,6 @@ class Training:
         settings: How.
         updater: Made of the two.
         folder: Where everything is written.
-        watcher: Sees what happens.
-        should_stop: Asked after each update and each held-out batch.
     """
 
     def __init__(
@@ -52,17 +50,15 @@ class Training:
         settings: Settings,
         updater: Updater,
         folder: RunFolder,
-        *,
-        watcher: Watcher,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.recipe = recipe
         self.settings = settings
         self.updater = updater
         self.folder = folder
-        self.watcher = watcher
-        self.should_stop = should_stop
-        self.saved_step = 0
+        self.saved_step = 0  # applied updates in the last checkpoint
+        self._saved_update: int | None = None
+        self._watcher: Watcher = _Nobody()
+        self._should_stop: Callable[[], bool] = _never
 
     @property
     def is_complete(self) -> bool:
@@ -79,7 +75,7 @@ class Training:
             CheckpointError: It cannot be written.
             TypeError: A state holds something that a safe load could not read back.
         """
-        self._save()
+        self._save_if_new()
 
     def resume(self) -> None:
         """Go back to the last checkpoint, and drop what was recorded after it.
@@ -88,18 +84,22 @@ class Training:
             CheckpointError: There is none, it does not fit, or records before it are missing.
         """
         load(self.folder.checkpoint, self.updater)
-        clock = self.updater.clock
-        self.saved_step = clock.step
-        self.folder.rewind(update=clock.update, step=clock.step)
+        self._note_saved()
+        self.folder.rewind(update=self.updater.clock.update, step=self.updater.clock.step)
 
-    def run(self) -> None:
+    def run(self, watcher: Watcher, *, should_stop: Callable[[], bool] | None = None) -> None:
         """Train until the last update was applied, or until asked to stop; then save.
+
+        Args:
+            watcher: Sees what happens.
+            should_stop: Asked after each update and each held-out batch.
 
         Raises:
             RecipeError: A whole pass over the training batches gave no window.
             MidstepError: An update could not be made; what was saved before is whole.
             OSError: A record could not be written.
         """
+        self._watcher, self._should_stop = watcher, should_stop or _never
         self._measure_if_due()  # a run may have been stopped before it could
         num_empty_passes = 0
         while not self._is_over():
@@ -113,8 +113,7 @@ class Training:
                     "something that can be iterated once an epoch, such as a `DataLoader`; a "
                     "generator is empty after its first pass."
                 )
-        if self.saved_step < self.updater.clock.step or not self.folder.checkpoint.exists():
-            self._save()
+        self._save_if_new()
 
     def summary(self) -> Summary:
         """Add up what the folder holds."""
@@ -133,22 +132,27 @@ class Training:
         for window in windows:
             record = self.updater.update(window, self.recipe.loss)
             self.folder.add_record(record)
-            self.watcher.on_update(record)
+            self._watcher.on_update(record)
             if record.applied:
                 self._measure_if_due()
                 if record.step % settings.save_every == 0:
-                    self._save()
+                    self._save_if_new()
             if self._is_over():
-                # Saved inside the pass, so that the place in the data is saved too.
-                self._save()
+                self._save_if_new()  # inside the pass, so that the place in the data is saved
                 return
 
     def _is_over(self) -> bool:
-        return self.updater.clock.step >= self.settings.steps or self.should_stop()
+        return self.updater.clock.step >= self.settings.steps or self._should_stop()
 
-    def _save(self) -> None:
-        self.folder.sync()
-        save(self.folder.checkpoint, self.updater)
+    def _save_if_new(self) -> None:
+        clock = self.updater.clock
+        if clock.update != self._saved_update:
+            self.folder.sync()
+            save(self.folder.checkpoint, self.updater)
+            self._note_saved()
+
+    def _note_saved(self) -> None:
+        self._saved_update = self.updater.clock.update
         self.saved_step = self.updater.clock.step
 
     def _measure_if_due(self) -> None:
@@ -160,11 +164,11 @@ class Training:
             precision=self.updater.precision,
             step=clock.step,
             update=clock.update,
-            should_stop=self.should_stop,
+            should_stop=self._should_stop,
         )
         if held_out is not None:
             self.folder.add_held_out(held_out)
-            self.watcher.on_held_out(held_out)
+            self._watcher.on_held_out(held_out)
 
     def _owes_held_out(self) -> bool:
         step, settings = self.updater.clock.step, self.settings
@@ -172,3 +176,15 @@ class Training:
         if self.recipe.held_out is None or not is_due:
             return False
         return all(held_out.step != step for held_out in self.folder.held_out())
+
+
+class _Nobody:
+    def on_update(self, record: UpdateRecord) -> None:
+        """See nothing."""
+
+    def on_held_out(self, held_out: HeldOut) -> None:
+        """See nothing."""
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,87 @@
+"""Failures: one clear line on stderr and an exit code, whatever went wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback as tracebacks
+from collections.abc import Callable
+
+from ..errors import MidstepError
+
+__all__ = ["FAILED", "FINE", "FOUND", "INTERRUPTED", "attempt", "fail"]
+
+FINE = 0
+FOUND = 1  # the command did what was asked, and what it found is not fine
+FAILED = 2
+INTERRUPTED = 128  # plus the number of the signal, as shells count
+
+
+def attempt(command: str, action: Callable[[], int], *, traceback: bool) -> int:
+    """Run a command, and turn whatever it raises into one line and an exit code.
+
+    Args:
+        command: Its name, for the line.
+        action: Does the work and returns the exit code.
+        traceback: Show the whole traceback, too.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        return action()
+    except KeyboardInterrupt as error:
+        fail(command, " ".join(["interrupted.", *_notes(error)]))
+        return INTERRUPTED + 2
+    except BrokenPipeError as error:
+        # Nobody reads any more; without this Python complains once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(command, " ".join(["nobody reads its output any more.", *_notes(error)]))
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - a command ends with a line, whatever the reason
+        if traceback:
+            tracebacks.print_exception(error)
+        fail(command, in_one_line(error, traceback=traceback))
+        return FAILED
+
+
+def fail(command: str, message: str) -> None:
+    """Write the one line.
+
+    Args:
+        command: Who speaks.
+        message: What is wrong and what to do.
+    """
+    sys.stderr.write(f"midstep {command}: {message}\n")
+
+
+def in_one_line(error: BaseException, *, traceback: bool = False) -> str:
+    """Say what happened, where in the user's own code it happened, and what it means for the run.
+
+    Args:
+        error: What was raised; its notes are appended.
+        traceback: Whether the reader has seen the traceback already.
+    """
+    from ..recipes.places import describe, place_of
+
+    place = None if isinstance(error, MidstepError) else place_of(error)
+    if place is not None:
+        message = f"`{place}`: {_period(describe(error))}"
+    elif isinstance(error, OSError) and error.errno is not None:
+        where = f"`{error.filename}`: " if error.filename else ""
+        message = f"{where}{_period(str(error.strerror))}"
+    elif isinstance(error, (MidstepError, ValueError, TypeError, NotImplementedError, OSError)):
+        message = _period(" ".join(str(error).split()) or type(error).__name__)
+    else:
+        message = _period(describe(error))
+    is_foreign = not isinstance(error, MidstepError) or error.__cause__ is not None
+    hint = ["`--traceback` shows where."] if is_foreign and not traceback else []
+    return " ".join([message, *_notes(error), *hint])
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
+
+
+def _period(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."

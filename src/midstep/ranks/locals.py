@@ -1,0 +1,35 @@
+"""Locals: what of a tensor lies on this rank."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+__all__ = ["local_gradient", "local_part"]
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """Give the part of a parameter's gradient that lies here, split as the parameter is.
+
+    Partial sums are added up first, one collective each, and stay added up in `.grad`.
+    """
+    grad = parameter.grad
+    assert grad is not None
+    if not isinstance(grad, DTensor):
+        return grad
+    if isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+        parameter.grad = grad = grad.redistribute(placements=parameter.placements)
+    return local_part(grad)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Give what of a tensor lies here as a plain tensor, in the same memory."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    local = tensor.to_local()
+    if isinstance(local, AsyncCollectiveTensor):
+        waited = local.wait()
+        assert isinstance(waited, Tensor)
+        return waited
+    return local
