@@ -4,7 +4,7 @@ Each round runs every alternative once, so that a slow moment hits all of them; 
 the median over the rounds, and the median of each round's ratio to the first alternative.
 """
 
-import datetime
+import datetime as dt
 import platform
 import statistics
 import time
@@ -16,7 +16,7 @@ import torch
 
 def machine() -> str:
     """Say what ran where and when, in one line."""
-    today = datetime.datetime.now(tz=datetime.UTC).date()
+    today = dt.datetime.now(tz=dt.UTC).date()
     return (
         f"{_processor()}, {torch.get_num_threads()} thread(s), Python "
         f"{platform.python_version()}, torch {torch.__version__}, {today}"

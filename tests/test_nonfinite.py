@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_loop import Pair, classifier, clone, distance, gradients, loss_sum, pairs, weights
+from plain_loop import Pair, classifier, distance, gradients, loss_sum, pairs, weights
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
@@ -118,10 +118,12 @@ class Fragile(nn.Module):
         self.norm = nn.BatchNorm1d(2)
         self.dropout = nn.Dropout(0.5)
         self.chance = chance
+        self.drawn: list[float] = []
         self.taken: list[bool] = []
 
     def forward(self, x: Tensor) -> Tensor:
         drawn = float(self.dropout(torch.ones(64)).sum()) / 2 / 64  # a dropout's draw, near 1/2
+        self.drawn.append(drawn)
         is_taken = drawn + float(x[0, 0]) > self.chance + 0.5
         self.taken.append(is_taken)
         value = self.weight.sqrt().sum() if is_taken else self.weight.sum()
@@ -152,6 +154,7 @@ def test_a_window_is_run_again_with_the_same_draws_to_find_who_broke_it(
     try:
         for window in updater.windows(Draws(12), size=6, count=ms.rows() if counted else None):
             model.taken.clear()
+            model.drawn.clear()
             updater.update(window, loss)
     except ms.NonFiniteGradient as error:
         found = error.microbatch
@@ -159,7 +162,7 @@ def test_a_window_is_run_again_with_the_same_draws_to_find_who_broke_it(
     assert found == (first.index(True) if True in first else None)
     assert any(model.taken) is (found is not None)
     if found is not None:  # it ran again up to the culprit and no further, alike
-        assert model.taken[6:] == first[: found + 1]
+        assert model.drawn[6:] == model.drawn[: found + 1]
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -362,8 +365,3 @@ def test_a_skipped_window_is_not_run_again() -> None:
 def test_a_limit_that_is_no_whole_number_is_refused(limit: Any) -> None:
     with pytest.raises(ValueError, match="max_consecutive="):
         ms.Skip(max_consecutive=limit)
-
-
-def test_the_model_is_not_changed_by_the_tests_own_oracle() -> None:
-    model = classifier(torch.float32)
-    assert bits(clone(model).state_dict()) == bits(model.state_dict())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,7 +111,7 @@ class Culprit:
             "`updater.update(window, loss)` or pass `every_microbatch=True` to the policy to find "
             "it"
         )
-        return NonFiniteGradient(
+        error = NonFiniteGradient(
             f"Update {update}: {self.num_nonfinite:,} entries of the gradient are inf or nan, in "
             f"{named}; {where}. Weights, optimizer state and schedule are as they were. Look at "
             "that microbatch, lower the rate, or go on past it with "
@@ -120,15 +121,19 @@ class Culprit:
             update=update,
             rank=self.rank,
         )
+        error.on_all_ranks = True  # what it says was gathered
+        return error
 
 
 def empty_error(num_microbatches: int, *, update: int) -> EmptyWindow:
     """Say that a window holds nothing to take the mean over."""
-    return EmptyWindow(
+    error = EmptyWindow(
         f"Update {update}: nothing was counted in {num_microbatches} microbatches, so the mean "
         "loss is 0/0. Leave fully masked batches out, count something else, or pass "
         "`empty=ms.Skip()`."
     )
+    error.on_all_ranks = True  # the count is that of all
+    return error
 
 
 def no_gradient_error() -> WindowError:
@@ -141,29 +146,37 @@ def no_gradient_error() -> WindowError:
 
 
 def first_bad_microbatch(
-    probe: Iterable[Any], model: nn.Module, loss: Callable[[Any, Any], Any], random: RandomState
+    probe: Iterable[Any],
+    model: nn.Module,
+    loss: Callable[[Any, Any], Any],
+    draws: Sequence[RandomState],
+    ranks: Ranks | None,
 ) -> int | None:
     """Run a failed window's microbatches again, with the same draws, to find who broke it.
 
     Costs the window again and a read of the gradients a microbatch, on the way to an error.
-    Buffers and random streams are as before afterwards; gradients are not.
+    Buffers and random streams are as before afterwards; gradients are not. On several ranks each
+    looks at its own microbatches, and all run all of theirs.
 
     Args:
         probe: The window again, cleared, looking after each backward.
         model: Whose buffers a forward may change.
         loss: The loss function of the window.
-        random: The random state it began with.
+        draws: The random state before the forward of each microbatch, or of the first alone.
+        ranks: The other ranks, which run theirs again, too.
     """
     window: Any = probe
     after, buffers = RandomState.capture_torch(), Buffers(model)
-    random.restore()
     try:
-        for batch in window:
-            with window.forward():
-                value = loss(model, batch)
-            window.backward(value)
-            if window.first_nonfinite() is not None:
-                break
+        with contextlib.nullcontext() if ranks is None else ranks.parallel.alone():
+            for batch in window:
+                if window.index < len(draws):
+                    draws[window.index].restore()
+                with window.forward():
+                    value = loss(model, batch)
+                window.backward(value)
+                if ranks is None and window.first_nonfinite() is not None:
+                    break
     finally:
         after.restore()
         buffers.restore()

@@ -107,6 +107,15 @@ def load(path: str | os.PathLike[str], updater: Updater) -> dict[str, Any]:
     Raises:
         CheckpointError: There is none, it cannot be read, or it is of another model, optimizer,
             precision, rule, schedule or schema. Nothing was changed.
+
+    Example:
+        >>> import midstep as ms, tempfile
+        >>> model = torch.nn.Linear(2, 1)
+        >>> updater = ms.Updater(model, torch.optim.SGD(model.parameters()))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(Path(folder) / "checkpoint.pt", updater)
+        ...     load(Path(folder) / "checkpoint.pt", updater)
+        {}
     """
     path = Path(path)
     content = _read(path)

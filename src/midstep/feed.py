@@ -114,8 +114,9 @@ class Feed:
             return window
         has_cut = cut is not None
         cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
-        with ranks.failing():
-            opening = ranks.opener.open(cut.num_known or 0, cut.counts, has_cut=has_cut)
+        # A look must see the gradients of this rank before they are those of all.
+        syncs_late = self._driver.look is not None
+        opening = ranks.open(cut, has_cut=has_cut, syncs_late=syncs_late)
         if opening is None:
             return None
         window = Window(
@@ -130,19 +131,24 @@ class Feed:
         return window
 
     def end(self, window: Window[Any]) -> None:
-        """Note that a window was stepped or dropped, and that its batches are used."""
-        window.end()
+        """Note that a window was stepped, and that its batches are used."""
         if window.tally.counts is None:
             total = next(iter(window.denominators.values()), 0)
             self.divisor = power_of_two(total) if total else self.divisor
+        if self._driver.ranks is not None:
+            self._driver.ranks.world.end_window()
+        self._close(window)
+
+    def _close(self, window: Window[Any]) -> None:
+        window.end()
         self.window = None
         self.cursor.mark()
 
     def drop(self, window: Window[Any]) -> None:
-        """End a window without a step."""
+        """End a window without a step; on several ranks all of them must."""
         if self._driver.ranks is not None:
-            self._driver.ranks.world.fail(None)
-        self.end(window)
+            self._driver.ranks.leave()
+        self._close(window)
         self.clear()
 
     def clear(self) -> None:

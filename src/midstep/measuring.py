@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from .blame import no_gradient_error
 from .clip.rule import Rule, needs_each
-from .gradients import Gradients, SharedGradients
+from .gradients import Gradients, SharedGradients, combined_norm, tensor_norms, values_of
 from .ranks import Ranks
 from .stepping import parameters_of
 from .window import Window
@@ -41,13 +42,13 @@ def _shared(
 ) -> SharedGradients:
     ranks.parallel.finish()
     gradients = SharedGradients(parameters, ranks.sharing)
+    tally = window.tally
+    if tally.is_agreed:  # `gradients_()` came before
+        return gradients
     own = [ranks.sharing.own_factor(p) for p in gradients.parameters]
     if any(factor != 1.0 for factor in own):
         gradients.mul_each_(own)
         gradients.apply_()
-    tally = window.tally
-    if tally.is_agreed:  # `gradients_()` came before
-        return gradients
     terms = sorted(tally.denominators) or ["loss"]
     ride = [tally.loss_sum(term) for term in terms]
     is_streamed = tally.counts is None
@@ -57,13 +58,15 @@ def _shared(
     sums = [total / ranks.copies for total in sums]
     denominators = {"loss": sums.pop()} if is_streamed else {}
     tally.agree(denominators, dict(zip(terms, sums, strict=True)))
+    if not math.isfinite(gradients.norm(rule.p)):
+        ranks.parallel.forget_calls()
     return gradients
 
 
 def is_finite_here(optimizer: torch.optim.Optimizer, ranks: Ranks | None) -> bool:
     """Whether every gradient that lies on this rank is finite. One read, no collective."""
     parameters = parameters_of(optimizer)
-    gradients = (
-        Gradients(parameters) if ranks is None else SharedGradients(parameters, ranks.sharing)
-    )
-    return gradients.is_finite_here()
+    if ranks is None:
+        return Gradients(parameters).is_finite_here()
+    parts = [values_of(part) for part in ranks.parts_here(parameters)]
+    return math.isfinite(combined_norm(tensor_norms(parts), 2.0))

@@ -16,13 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from .blame import (
-    Culprit,
-    empty_error,
-    first_bad_microbatch,
-    names_of,
-    report_strangers,
-)
+from .blame import Culprit, empty_error, first_bad_microbatch, names_of, report_strangers
 from .clip.norm import ByGlobalNorm
 from .clip.rule import Attempt, Decision, Rule
 from .clock import Clock
@@ -48,7 +42,6 @@ __all__ = ["Updater"]
 
 Batch = TypeVar("Batch")
 LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
-
 
 _UNDECIDED = Decision(clipped=False, coefficient=None)
 
@@ -78,6 +71,8 @@ class Updater:
             updates to the factor on each group's base rate. Ticks after applied updates only.
         averaged_model: An average of the weights, kept up after applied updates.
         sharding: What FSDP2 trades inside a window, memory for traffic; only for sharded models.
+        check_replicas_every: After so many applied updates each, compare the weights of ranks that
+            hold the same ones; None for never. Costs a read of them.
         sinks: Called with each record, on every rank. One that fails warns once and never stops
             the run.
 
@@ -116,6 +111,7 @@ class Updater:
         schedule: Schedule | None = None,
         averaged_model: AveragesWeights | None = None,
         sharding: Sharding | None = None,
+        check_replicas_every: int | None = None,
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
     ) -> None:
         check_optimizer(optimizer)
@@ -131,8 +127,9 @@ class Updater:
         self.loss_scale: LossScale = self.precision.loss_scale()
         self.clock = Clock()
         report_strangers(model, optimizer)
-        names = names_of(model, parameters_of(optimizer))
-        self._ranks = ranks_of(model, names, sharding)
+        parameters = parameters_of(optimizer)
+        names = names_of(model, parameters)
+        self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
         driver = Driver(
             step=self._finish,
             gradients=self._bring,
@@ -233,22 +230,24 @@ class Updater:
             begun = self._begin(cut, self.empty, count is not None)
             assert begun is not None  # there is a cut
             window = begun
-        random, seen = RandomState.capture_torch(), []
+        draws: list[RandomState] = []
+        seen: list[Batch] = []
         try:
             for batch in window:
+                if not draws or window.is_read_as_it_goes:  # reading a batch may draw, too
+                    draws.append(RandomState.capture_torch())
                 seen.append(batch)
                 with window.forward():
                     value = loss(self.model, batch)
                 window.backward(value)
-            if self._ranks is None or not self._ranks.parallel.is_lockstep:
-                self._rerun = lambda: first_bad_microbatch(
-                    window.again(seen, self._look), self.model, loss, random
-                )
+            self._rerun = lambda: first_bad_microbatch(
+                window.again(seen, self._look), self.model, loss, draws, self._ranks
+            )
             return window.step()
         finally:
             self._rerun = None
             if not window.ended:
-                self._feed.drop(window)
+                self._drop(window)
 
     def report_metric(self, metric: float) -> None:
         """Give a `ReduceLROnPlateau` schedule its metric, whenever it was measured.
@@ -355,6 +354,8 @@ class Updater:
         )
         for sink in self._sinks:
             sink(record)
+        if verdict.applied and self._ranks is not None:
+            self._ranks.check_replicas(self.clock.step)
         return record
 
     def _end_empty(self, window: Window[Any]) -> UpdateRecord:

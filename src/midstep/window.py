@@ -90,8 +90,8 @@ class _Forward:
         if self._autocast is not None:
             self._autocast.__exit__(kind, error, trace)
         if self._ranks is not None:
-            self._ranks.parallel.after_forward()
             with self._ranks.failing():
+                self._ranks.parallel.after_forward(failed=error is not None)
                 if error is not None:
                     raise error
 
@@ -189,9 +189,14 @@ class Window(Generic[Batch]):
         return self.index + 1 if self._num_in_all is None else self._num_in_all
 
     @property
+    def is_read_as_it_goes(self) -> bool:
+        """Whether batches are read between forwards, instead of all before the first."""
+        return self._cut.num_known is None
+
+    @property
     def syncs(self) -> bool:
         """Whether the backward of the current microbatch adds up the gradients over the ranks."""
-        if not self.is_last or self._num_in_all is None:
+        if not self.is_last or self._num_in_all is None or self._driver.look is not None:
             return False
         counts = self._cut.counts
         return counts is None or any(counts[self.index].values())
@@ -291,7 +296,7 @@ class Window(Generic[Batch]):
 
     def _backward_nothing(self, losses: list[Tensor]) -> None:
         """Take part in the collectives of a backward without adding anything."""
-        if not all(math.isfinite(loss) for loss in losses):
+        if not all(math.isfinite(loss.detach()) for loss in losses):
             raise WindowError(
                 f"Microbatch {self.index} counts nothing and its loss is not finite, as a mean "
                 "over nothing is. Its backward is a collective that this rank cannot leave out, "

@@ -7,6 +7,7 @@ batch, in float64.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -162,6 +163,45 @@ def windows_of(parts: Sequence[Sequence[Batch]], size: int) -> Iterator[list[Bat
         yield [batch for part in parts for batch in part[start : start + size]]
 
 
+def autocast_oracle(
+    parts: Sequence[Sequence[Batch]], *, size: int, max_norm: float, scale: float
+) -> list[Step]:
+    """Train one process in float32 under float16 autocast, one batch after the other."""
+    model = plain_model(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    steps = []
+    for window in windows_of(parts, size):
+        denominator = sum(int((y != IGNORED).sum()) for _, y in window)
+        if not denominator:
+            continue
+        optimizer.zero_grad()
+        total = 0.0
+        for inputs, labels in window:
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = F.cross_entropy(model(inputs).float(), labels, reduction="sum")
+            (loss * (scale / denominator)).backward()
+            total += loss.item()
+        for parameter in model.parameters():
+            parameter.grad.mul_(1.0 / scale)
+        steps.append(_clipped_step(model, optimizer, max_norm, total / denominator, window))
+    return steps
+
+
+def _clipped_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    max_norm: float,
+    loss_mean: float,
+    window: Sequence[Batch],
+) -> Step:
+    norm = math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters()))
+    for parameter in model.parameters():
+        parameter.grad.mul_(min(1.0, max_norm / norm))
+    optimizer.step()
+    denominator = sum(int((y != IGNORED).sum()) for _, y in window)
+    return Step(gradients(model), weights(model), norm, loss_mean, denominator, len(window))
+
+
 def oracle(
     parts: Sequence[Sequence[Batch]],
     *,
@@ -182,13 +222,5 @@ def oracle(
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), labels, reduction="sum") / denominator
         loss.backward()
-        norm = torch.sqrt(sum(p.grad.square().sum() for p in model.parameters())).item()
-        for parameter in model.parameters():
-            parameter.grad.mul_(min(1.0, max_norm / norm))
-        optimizer.step()
-        steps.append(
-            Step(
-                gradients(model), weights(model), norm, loss.item(), denominator, len(window)
-            )
-        )
+        steps.append(_clipped_step(model, optimizer, max_norm, loss.item(), window))
     return steps

@@ -1,72 +1,73 @@
-"""The command `midstep`: one module a command, each importing what it needs when it is run.
+"""The command `midstep`: one module a command, and nothing of torch before a command needs it.
 
-Exit codes: 0 fine, 1 found something, 2 could not do it. A bad argument gets one clear line on
-stderr, never a traceback.
+Exit codes: 0 fine, 1 found something, 2 could not do it; 128 plus the number of the signal when it
+was stopped by one. What goes wrong is one line on stderr.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
+from .. import __version__
+from .failures import FINE, fail
 from .train import train
 
-__all__ = ["app", "main"]
+__all__ = ["main", "run"]
 
-_COULD_NOT = 2
-# typer carries a click of its own and exports only its leaves.
-_UsageError = typer.BadParameter.__bases__[0]
-
+# No completion: it would add two options to every page of help.
 app = typer.Typer(
     name="midstep",
-    help="Everything between backward() and optimizer.step(), exactly.",
-    invoke_without_command=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help starts in a third of the time
+    no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.command()(train)
 
 
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
-        from .. import __version__
-
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"midstep {__version__}")
         raise typer.Exit
 
 
 @app.callback()
-def _root(
-    context: typer.Context,
-    version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Print the version."
-    ),
+def midstep(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
+        ),
+    ] = False,
 ) -> None:
     """Everything between backward() and optimizer.step(), exactly."""
-    if context.invoked_subcommand is None and not version:
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(_COULD_NOT)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and leave with its exit code.
+def run(arguments: Sequence[str]) -> int:
+    """Run the command.
 
     Args:
-        arguments: What stands after `midstep`; those of the process by default.
+        arguments: What follows `midstep`.
+
+    Returns:
+        The exit code.
+
+    Example:
+        >>> run(["--version"])
+        midstep ...
+        0
     """
-    command = typer.main.get_command(app)
     try:
-        code = command.main(args=arguments, prog_name="midstep", standalone_mode=False)
-    except typer.Abort:
-        code = 130
-    except Exception as error:
-        if not isinstance(error, _UsageError):
-            raise
-        words = getattr(error, "format_message", error.__str__)()
-        typer.echo(f"midstep: {words}", err=True)
-        code = _COULD_NOT
-    sys.exit(code or 0)
+        code = app(list(arguments), prog_name="midstep", standalone_mode=False)
+    except typer.TyperException as error:
+        fail(f"{error.format_message()} See `midstep --help`.")
+        return error.exit_code
+    return code if isinstance(code, int) else FINE
+
+
+def main() -> None:
+    """Run the command with the arguments of this process, and end it."""
+    sys.exit(run(sys.argv[1:]))

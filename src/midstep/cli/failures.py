@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback as tracebacks
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 
 from ..errors import MidstepError
 
@@ -17,11 +19,12 @@ FAILED = 2
 INTERRUPTED = 128  # plus the number of the signal, as shells count
 
 
-def attempt(command: str, action: Callable[[], int], *, traceback: bool) -> int:
+def attempt(action: Callable[[], int], *, traceback: bool) -> int:
     """Run a command, and turn whatever it raises into one line and an exit code.
 
+    Warnings are one line each, too.
+
     Args:
-        command: Its name, for the line.
         action: Does the work and returns the exit code.
         traceback: Show the whole traceback, too.
 
@@ -29,30 +32,30 @@ def attempt(command: str, action: Callable[[], int], *, traceback: bool) -> int:
         The exit code.
     """
     try:
-        return action()
+        with _warnings_in_one_line():
+            return action()
     except KeyboardInterrupt as error:
-        fail(command, " ".join(["interrupted.", *_notes(error)]))
+        fail(" ".join(["interrupted.", *_notes(error)]))
         return INTERRUPTED + 2
     except BrokenPipeError as error:
         # Nobody reads any more; without this Python complains once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        fail(command, " ".join(["nobody reads its output any more.", *_notes(error)]))
+        fail(" ".join(["nobody reads its output any more.", *_notes(error)]))
         return FAILED
     except Exception as error:  # noqa: BLE001 - a command ends with a line, whatever the reason
         if traceback:
             tracebacks.print_exception(error)
-        fail(command, in_one_line(error, traceback=traceback))
+        fail(in_one_line(error, traceback=traceback))
         return FAILED
 
 
-def fail(command: str, message: str) -> None:
+def fail(message: str) -> None:
     """Write the one line.
 
     Args:
-        command: Who speaks.
         message: What is wrong and what to do.
     """
-    sys.stderr.write(f"midstep {command}: {message}\n")
+    sys.stderr.write(f"midstep: {message}\n")
 
 
 def in_one_line(error: BaseException, *, traceback: bool = False) -> str:
@@ -77,6 +80,16 @@ def in_one_line(error: BaseException, *, traceback: bool = False) -> str:
     is_foreign = not isinstance(error, MidstepError) or error.__cause__ is not None
     hint = ["`--traceback` shows where."] if is_foreign and not traceback else []
     return " ".join([message, *_notes(error), *hint])
+
+
+@contextlib.contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    def show(message: Warning | str, *_place: object, **_named: object) -> None:
+        fail(f"warning: {' '.join(str(message).split())}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _notes(error: BaseException) -> list[str]:

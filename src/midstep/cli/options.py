@@ -122,7 +122,9 @@ class Options:
 
     def to_json(self) -> dict[str, Any]:
         """Give what was typed as plain values."""
-        values = {name: v.value if isinstance(v, enum.Enum) else v for name, v in self.given().items()}
+        values = {
+            name: v.value if isinstance(v, enum.Enum) else v for name, v in self.given().items()
+        }
         return {name: str(v) if v == math.inf else v for name, v in values.items()}
 
     def settings(self, recipe: Recipe) -> Settings:

@@ -1,195 +1,166 @@
-"""The command `midstep train`: a recipe trained, with progress, records, checkpoints, a summary."""
+"""`midstep train`: a recipe in, a trained run out, and nothing lost on the way."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
-from .failures import report
-from .options import Options, PrecisionName, ScheduleName
+from . import declarations as given
+from .failures import FINE, INTERRUPTED, attempt, fail
+from .options import DEFAULT_SEED, Options
+from .stopping import Stop
 
 if TYPE_CHECKING:
-    from ..recipes.folder import RunFolder
     from ..recipes.training import Training
 
 __all__ = ["train"]
 
-_COULD_NOT = 2
-_RUNS = Path("runs")
 
+def train(  # noqa: PLR0917 - an option of the command is an argument here
+    recipe: given.RecipeName = None,
+    size: given.Size = None,
+    rows: given.Rows = None,
+    targets: given.Targets = None,
+    precision: given.Precision = None,
+    clip: given.Clip = None,
+    skip_nonfinite: given.SkipNonfinite = None,
+    lr: given.LearningRate = None,
+    schedule: given.ScheduleShape = None,
+    warmup: given.Warmup = None,
+    minimum: given.Minimum = None,
+    steps: given.Steps = None,
+    seed: given.Seed = None,
+    out: given.Out = None,
+    resume: given.Resume = None,
+    save_every: given.SaveEvery = None,
+    evaluate_every: given.EvaluateEvery = None,
+    traceback: given.Traceback = False,
+) -> int:
+    """Train a recipe, with progress, records, checkpoints and a summary.
 
-def train(  # noqa: PLR0917 - typer reads the options from the signature
-    recipe: Annotated[str, typer.Argument(help="A built-in recipe (language) or a .py file.")],
-    size: Annotated[int | None, typer.Option(help="Batches an update.")] = None,
-    rows: Annotated[
-        int | None, typer.Option(help="Cut each batch into microbatches of at most so many rows.")
-    ] = None,
-    targets: Annotated[
-        int | None, typer.Option(help="As many batches an update as hold so many targets.")
-    ] = None,
-    precision: Annotated[
-        PrecisionName | None, typer.Option(help="What the forward runs in.")
-    ] = None,
-    clip: Annotated[
-        str | None, typer.Option(help="Largest gradient norm, or `none` to only measure.")
-    ] = None,
-    schedule: Annotated[
-        ScheduleName | None, typer.Option(help="How the rate moves after its warm-up.")
-    ] = None,
-    warmup: Annotated[
-        int | None, typer.Option(help="Updates of warm-up; needs --schedule.")
-    ] = None,
-    minimum: Annotated[
-        float | None, typer.Option(help="Last rate over the base rate; needs --schedule.")
-    ] = None,
-    lr: Annotated[float | None, typer.Option(help="Base rate.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Applied updates of the whole run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of every random stream; 0 by default.")] = None,
-    save_every: Annotated[
-        int | None, typer.Option(help="Updates between checkpoints; a tenth of the run by default.")
-    ] = None,
-    evaluate_every: Annotated[
-        int | None,
-        typer.Option(help="Updates between held-out losses; a quarter of the run by default."),
-    ] = None,
-    skip_nonfinite: Annotated[
-        int | None,
-        typer.Option(
-            help="Skip so many non-finite updates in a row; by default the first ends it."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the run; runs/NAME-1, -2, ... by default.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder, as it was begun.")
-    ] = None,
-    traceback: Annotated[bool, typer.Option(help="Show where an error came from.")] = False,
-) -> None:
-    """Train a recipe: exact gradients, progress, records, checkpoints, a summary.
-
-    Options that are left out take the recipe's values. Writes run.json, updates.jsonl,
-    held_out.jsonl and checkpoint.pt. Ctrl-C saves and says how to go on.
+    Ctrl-C or SIGTERM saves the run and says how to go on; a second one stops at once.
     """
-    try:
+
+    def action() -> int:
         options = Options(
-            recipe=recipe,
-            seed=seed,
             size=size,
             rows=rows,
             targets=targets,
             precision=precision,
             clip=clip,
+            skip_nonfinite=skip_nonfinite,
+            lr=lr,
             schedule=schedule,
             warmup=warmup,
             minimum=minimum,
-            lr=lr,
             steps=steps,
+            seed=seed,
             save_every=save_every,
             evaluate_every=evaluate_every,
-            skip_nonfinite=skip_nonfinite,
         )
-        code = _train(options, out=out, resume=resume, shows_all=traceback)
-    except KeyboardInterrupt:
-        code = 130
-    except Exception as error:  # noqa: BLE001 - one line for whatever goes wrong
-        report(error, shows_all=traceback)
-        code = _COULD_NOT
-    raise typer.Exit(code)
-
-
-def _train(options: Options, *, out: Path | None, resume: Path | None, shows_all: bool) -> int:
-    from ..recipes.loading import find_recipe
-
-    find_recipe(options.recipe)
-    _shorten_warnings()
-    with contextlib.ExitStack() as stack:
-        folder = None
         if resume is not None:
-            folder = stack.enter_context(_reopened(out=out, resume=resume))
-            options = options.joined_with(folder.about["options"])
-        training, folder = _made(options, folder, out)
-        stack.enter_context(folder)
-        return _run(training, options, is_resumed=resume is not None, shows_all=shows_all)
+            return _resume(resume, recipe, out, options)
+        return _begin(recipe, out, options)
+
+    return attempt(action, traceback=traceback)
 
 
-def _reopened(*, out: Path | None, resume: Path) -> RunFolder:
-    from ..recipes.folder import RunFolder
-    from .options import OptionError
+def _begin(name: str | None, out: Path | None, options: Options) -> int:
+    from ..recipes.loading import BUILT_IN, find_recipe, load_recipe
 
-    if out is not None:
-        raise OptionError(
-            f"--out {out} and --resume {resume}: a run that goes on stays in its folder. Leave "
-            "--out out."
+    if name is None:
+        raise ValueError(
+            f"which recipe? Name a built-in one ({', '.join(BUILT_IN)}) or a `.py` file, as in "
+            f"`midstep train {BUILT_IN[0]}`"
         )
-    return RunFolder.open(resume)
+    source = find_recipe(name)  # before torch is imported
+
+    from ..recipes.folder import RunFolder, new_path
+    from ..recipes.settings import make_updater
+    from ..recipes.training import Training
+    from .identity import about
+
+    recipe = load_recipe(source, seed=DEFAULT_SEED if options.seed is None else options.seed)
+    settings = options.settings(recipe)
+    updater = make_updater(recipe, settings)
+    path = out if out is not None else new_path(Path("runs"), Path(source).stem)
+    with RunFolder.create(path, about(source, options, settings, recipe)) as folder:
+        training = Training(recipe, settings, updater, folder)
+        with _saying_what_is_saved(training):
+            training.begin()
+            return _run(training)
 
 
-def _made(
-    options: Options, folder: RunFolder | None, out: Path | None
-) -> tuple[Training, RunFolder]:
-    from ..recipes.folder import RunFolder, new_path, versions
+def _resume(path: Path, name: str | None, out: Path | None, options: Options) -> int:
+    from ..recipes.folder import RunFolder
     from ..recipes.loading import find_recipe, load_recipe
     from ..recipes.settings import make_updater
     from ..recipes.training import Training
+    from .identity import changes, refuse_another_run
 
-    source = find_recipe(options.recipe)
-    recipe = load_recipe(source, seed=options.seed or 0)
-    settings = options.settings(recipe)
-    updater = make_updater(recipe, settings)
-    if folder is None:
-        about: dict[str, Any] = {
-            "options": options.words(),
-            "settings": settings.words(),
-            "versions": versions(),
-        }
-        folder = RunFolder.create(out or new_path(_RUNS, Path(options.recipe).stem), about)
-    return Training(recipe, settings, updater, folder), folder
+    if out is not None and out.absolute() != path.absolute():
+        raise ValueError(
+            f"`--out {out}` with `--resume {path}`: a run goes on in its own folder. Leave `--out` "
+            "out"
+        )
+    with RunFolder.open(path) as folder:
+        source = find_recipe(folder.about["recipe"])
+        if name is not None and find_recipe(name) != source:
+            raise ValueError(f"`{path}` is a run of the recipe `{source}`, not of `{name}`")
+        options = options.over(folder.about["options"])
+        recipe = load_recipe(source, seed=DEFAULT_SEED if options.seed is None else options.seed)
+        settings = options.settings(recipe)
+        refuse_another_run(folder, settings)
+        for change in changes(folder, source):
+            fail(f"note: {change}.")
+        training = Training(recipe, settings, make_updater(recipe, settings), folder)
+        training.resume()
+        with _saying_what_is_saved(training):
+            return _run(training)
 
 
-def _run(training: Training, options: Options, *, is_resumed: bool, shows_all: bool) -> int:
-    from .console import watching
-    from .stopping import listening
+def _run(training: Training) -> int:
+    """Show the training until it is complete or stopped, then say how it went."""
+    from .watching import watch_of
 
-    folder, settings = training.folder, training.settings
-    go_on = f"midstep train {shlex.quote(options.recipe)} --resume {shlex.quote(str(folder.path))}"
-    try:
-        if is_resumed:
-            training.resume()
-        else:
-            training.begin()
-        done = training.updater.clock.step
-        with listening() as request, watching(steps=settings.steps, done=done) as watcher:
-            training.run(watcher, should_stop=request)
-    except Exception as error:  # noqa: BLE001 - one line for whatever goes wrong
-        report(error, shows_all=shows_all, hint=_what_is_saved(training, go_on))
-        folder.discard_if_empty()
-        return _COULD_NOT
-    for line in training.summary().lines():
-        typer.echo(line)
-    typer.echo(f"{'written to':20}{folder.path}")
+    stop = Stop()
+    path, steps, step = training.folder.path, training.settings.steps, training.saved_step
+    watch = watch_of(path.name, steps, step, stop)
+    watch.say(f"{path}: {steps:,} updates" + (f", going on after {step:,}" if step else ""))
+    with stop.listening(), watch.showing():
+        training.run(watch, should_stop=stop)
     if training.is_complete:
-        return 0
-    typer.echo(
-        f"Stopped after update {training.updater.clock.step} and saved. Go on with:\n{go_on}"
+        for line in training.summary().lines():
+            watch.say(line)
+        return FINE
+    assert stop.signal is not None
+    fail(
+        f"stopped after {training.saved_step:,} of {steps:,} updates, and saved. Go on with: "
+        f"{_resume_command(path)}",
     )
-    return 0 if request.signal is None else 128 + request.signal
+    return INTERRUPTED + stop.signal
 
 
-def _what_is_saved(training: Training, go_on: str) -> str:
-    if not training.saved_step:
-        return ""
-    return f"saved after update {training.saved_step}; go on with: {go_on}"
+@contextlib.contextmanager
+def _saying_what_is_saved(training: Training) -> Iterator[None]:
+    """Have an error say how the run can go on; of a run that made no update, leave nothing."""
+    try:
+        yield
+    except BaseException as error:
+        if not training.folder.discard_if_empty():
+            error.add_note(
+                f"The run is saved as it was after {training.saved_step:,} updates; "
+                f"`{_resume_command(training.folder.path)}` goes on from there."
+            )
+        raise
 
 
-def _shorten_warnings() -> None:
-    import warnings
-
-    def shortened(message: Warning | str, *_args: object, **_kwargs: object) -> str:
-        return f"midstep: warning: {' '.join(str(message).split())}\n"
-
-    warnings.formatwarning = shortened
+def _resume_command(path: Path) -> str:
+    """Spell the command so that it can be pasted, whichever way this one was called."""
+    called = Path(sys.argv[0])
+    midstep = ["python", "-m", "midstep"] if called.name == "__main__.py" else [called.name]
+    return shlex.join([*midstep, "train", "--resume", str(path)])

@@ -112,7 +112,8 @@ def _weights(parameter: Tensor, tensor: Tensor) -> Tensor:
             "lies on this rank, so its units may not be whole. Use `ByTensorNorm` or `ByRms`, or "
             "name the parameter in `exempt`."
         )
-    return weights
+    to_local = getattr(weights, "to_local", None)  # of a DTensor that lies here whole
+    return weights if to_local is None else to_local()
 
 
 @torch.no_grad()

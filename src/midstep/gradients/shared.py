@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .memory import part_from_each_other
+from .memory import editable, part_from_each_other
 from .norms import combined_norm, tensor_norms
 from .pending import Gradients
 
@@ -38,7 +38,11 @@ class SharedGradients(Gradients):
         self._totals: dict[float, float] = {}  # of the whole of what lies in `.grad`, by order p
         self.positions = [i for i, p in enumerate(given) if p.grad is not None]
         self.parameters = [given[i] for i in self.positions]
-        self.tensors = [sharing.local_gradient(p) for p in self.parameters]
+        self.tensors = [
+            # Parts of a DTensor come from its own collectives, and lie by themselves.
+            sharing.local_gradient(p) if sharing.is_split(p) else editable(p)
+            for p in self.parameters
+        ]
         part_from_each_other(self.parameters, self.tensors)
         self._factor = 1.0
         self._each: list[float] | None = None
@@ -52,11 +56,15 @@ class SharedGradients(Gradients):
 
     def norm(self, p: float = 2.0) -> float:
         """Give the true norm of all gradients of the whole model together, as one vector."""
-        if self._each is not None:
+        if self._each is None:
+            if p not in self._totals:
+                self.measure(p, each=False)
+            return self._totals[p] * abs(self._factor)
+        if not self._sharing.has_own:
             return combined_norm(self.norms(p), p)
-        if p not in self._totals:
-            self.measure(p, each=False)
-        return self._totals[p] * abs(self._factor)
+        # Other ranks have parameters, and factors, that this one knows nothing of.
+        parts = [n * abs(c) for n, c in zip(self._parts(p), self.factors, strict=True)]
+        return self._sharing.total(combined_norm(parts, p), p, ())[0]
 
     def measure(self, p: float, *, each: bool, ride: Sequence[float] = ()) -> list[float]:
         """Measure ahead, in one small collective.
@@ -69,21 +77,24 @@ class SharedGradients(Gradients):
         Returns:
             The sums.
         """
-        parts = [
-            n if math.isinf(p) else n * self._sharing.replicas(parameter) ** (-1.0 / p)
-            for n, parameter in zip(tensor_norms(self.tensors, p), self.parameters, strict=True)
-        ]
+        parts = self._parts(p)
         if not each:
-            (self._totals[p],), sums = self._sharing.combined([combined_norm(parts, p)], p, ride)
+            self._totals[p], sums = self._sharing.total(combined_norm(parts, p), p, ride)
             return sums
-        self._sharing.require_aligned()
         slots = [0.0] * self._listed
         for position, part in zip(self.positions, parts, strict=True):
             slots[position] = part
-        wholes, sums = self._sharing.combined(slots, p, ride)
-        self._totals[p] = combined_norm(wholes, p)
+        owners = dict(zip(self.positions, self.parameters, strict=True))
+        wholes, self._totals[p], sums = self._sharing.each(slots, owners, p, ride)
         self._norms[p] = [wholes[position] for position in self.positions]
         return sums
+
+    def _parts(self, p: float) -> list[float]:
+        """Norms of what lies here, each share of a number that lies on several ranks counted."""
+        return [
+            n if math.isinf(p) else n * self._sharing.replicas(parameter) ** (-1.0 / p)
+            for n, parameter in zip(tensor_norms(self.tensors, p), self.parameters, strict=True)
+        ]
 
     def edit_(self, change: Callable[[list[Tensor]], object]) -> None:
         """Change what lies here in place; what was measured is forgotten."""

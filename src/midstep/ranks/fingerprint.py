@@ -19,7 +19,7 @@ def fingerprint(tensor: Tensor) -> int:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     octets = local.contiguous().view(-1).view(torch.uint8)
     whole = octets.numel() // 8 * 8
-    # A view as words needs an address that 8 divides, which a slice of a larger tensor may not have.
+    # A view as words needs an address that 8 divides, which part of a larger tensor may not have.
     is_even = octets.data_ptr() % 8 == 0
     words = (octets[:whole] if is_even else octets[:whole].clone()).view(torch.int64)
     rest = octets[whole:].sum(dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
@@ -12,7 +13,8 @@ __all__ = ["local_gradient", "local_part"]
 def local_gradient(parameter: Tensor) -> Tensor:
     """Give the part of a parameter's gradient that lies here, split as the parameter is.
 
-    Partial sums are added up first, one collective each, and stay added up in `.grad`.
+    Partial sums are added up first, one collective each, and stay added up in `.grad`, whose memory
+    this is.
     """
     grad = parameter.grad
     assert grad is not None
@@ -20,7 +22,12 @@ def local_gradient(parameter: Tensor) -> Tensor:
         return grad
     if isinstance(parameter, DTensor) and grad.placements != parameter.placements:
         parameter.grad = grad = grad.redistribute(placements=parameter.placements)
-    return local_part(grad)
+    local = local_part(grad)
+    if any(n > 1 and stride == 0 for n, stride in zip(local.shape, local.stride(), strict=True)):
+        with torch.no_grad():  # one number seen as many, which cannot be multiplied in place
+            parameter.grad = grad = grad.clone()
+        return local_part(grad)
+    return local
 
 
 def local_part(tensor: Tensor) -> Tensor:

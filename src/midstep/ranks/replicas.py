@@ -57,7 +57,7 @@ def check_replicas(
 def _place(parameter: Tensor) -> Place:
     if not isinstance(parameter, DTensor):
         return "everywhere"
-    where = parameter.device_mesh.get_coordinate() or []
+    where: Sequence[int] = parameter.device_mesh.get_coordinate() or ()
     split = [
         f"{axis}:{where[axis]}"
         for axis, placement in enumerate(parameter.placements)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import collections
 import hashlib
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .locals import local_gradient
 from .parallel import Parallel
-from .world import World, largest
+from .world import World
 
 __all__ = ["Sharing"]
 
@@ -64,12 +65,69 @@ class Sharing:
         """What a parameter that is never averaged is multiplied by: its seed allowed for it."""
         return 1.0 / self.parallel.seed_factor if self.parallel.is_own(parameter) else 1.0
 
-    def require_aligned(self) -> None:
-        """Refuse norms by tensor where positions mean different parameters on different ranks.
+    def is_split(self, parameter: Tensor) -> bool:
+        """Whether a gradient is a DTensor, of which only a part may lie here."""
+        return isinstance(parameter.grad, DTensor)
 
-        Raises:
-            NotImplementedError: Ranks step different lists of parameters.
+    def local_gradient(self, parameter: Tensor) -> Tensor:
+        """Give the part of a gradient that lies here; partial sums are added up first."""
+        return local_gradient(parameter)
+
+    def members(self, parameter: Tensor) -> list[int]:
+        """Name the ranks among which a parameter's gradient lies, whole or in parts."""
+        if not self.parallel.is_own(parameter):
+            return list(range(self.world.size))
+        if not isinstance(parameter, DTensor):
+            return [self.world.rank]
+        found: list[int] = parameter.device_mesh.mesh.flatten().tolist()
+        return found
+
+    def total(self, part: float, p: float, ride: Sequence[float]) -> tuple[float, list[float]]:
+        """Make the norm of the whole model out of the norms of its parts, in one collective.
+
+        A second one where the power of a norm leaves the range of float64 (for p = 2 a norm beyond
+        1e154 or below 1e-145) and where a norm is not finite.
+
+        Args:
+            part: Norm of what lies here, of distinct numbers only.
+            p: Order.
+            ride: Numbers to sum along the way.
+
+        Returns:
+            The norm of the whole, and the sums.
         """
+        (whole,), sums = self._combined([part], p, ride)
+        return whole, sums
+
+    def each(
+        self, parts: Sequence[float], owners: Mapping[int, Tensor], p: float, ride: Sequence[float]
+    ) -> tuple[list[float], float, list[float]]:
+        """Make the norm of each whole gradient out of the norms of its parts, as `total` does.
+
+        Args:
+            parts: Norms of what lies here, by position in the optimizer's list.
+            owners: The parameter at each position where this rank has a gradient.
+            p: Order.
+            ride: Numbers to sum along the way.
+
+        Returns:
+            The norm of each whole, that of all together, and the sums.
+        """
+        self._require_aligned()
+        if not self.has_own:
+            wholes, sums = self._combined(parts, p, ride)
+            return wholes, _joint(wholes, p), sums
+        # A position holds one tensor of each owner, so whose part it is must be known.
+        count = len(parts)
+        rows = self.world.gather([*parts, *ride])
+        sums = [sum(column) for column in zip(*(row[count:] for row in rows), strict=True)]
+        wholes = [
+            _joint([rows[rank][i] for rank in self.members(owners[i])], p) if i in owners else 0.0
+            for i in range(count)
+        ]
+        return wholes, _joint([part for row in rows for part in row[:count]], p), sums
+
+    def _require_aligned(self) -> None:
         if not self.is_aligned:
             raise NotImplementedError(
                 "Norms by tensor or by group on ranks that step different parameters: a position "
@@ -77,64 +135,42 @@ class Sharing:
                 "the same list."
             )
 
-    def local_gradient(self, parameter: Tensor) -> Tensor:
-        """Give the part of a gradient that lies here; partial sums are added up first."""
-        return local_gradient(parameter)
-
-    def combined(
+    def _combined(
         self, parts: Sequence[float], p: float, ride: Sequence[float]
     ) -> tuple[list[float], list[float]]:
-        """Make norms of the whole out of norms of the parts, in one collective.
-
-        A second one where powers leave the range of float64, beyond 1e154 or below 1e-154 for p = 2
-        and where a norm is not finite.
-
-        Args:
-            parts: Norms of what lies here, each already of distinct numbers only.
-            p: Order.
-            ride: Numbers to sum along the way.
-
-        Returns:
-            The norms of the whole, and the sums.
-        """
         count = len(parts)
+        known: list[float] | None = None
         if p in (1.0, 2.0):
-            # Whether a power vanished travels along, or a true 0 would look like one that did.
             powers = [_power(n, p) for n in parts]
-            lost = float(any(n and power < _SAFE for n, power in zip(parts, powers, strict=True)))
-            sums = self.world.sum([*powers, lost, *ride])
+            is_lost = any(n and power < _SAFE for n, power in zip(parts, powers, strict=True))
+            sums = self.world.sum([*powers, float(is_lost), *ride])
+            known = sums[count + 1 :]
             if all(total < math.inf for total in sums[:count]) and not sums[count]:
-                return [total ** (1.0 / p) for total in sums[:count]], sums[count + 1 :]
-            wholes, _ = self._gathered(parts, p, ())
-            return wholes, sums[count + 1 :]
-        return self._gathered(parts, p, ride)
-
-    def _gathered(
-        self, parts: Sequence[float], p: float, ride: Sequence[float]
-    ) -> tuple[list[float], list[float]]:
-        count = len(parts)
-        rows = self.world.gather([*parts, *ride])
-        sums = [sum(column) for column in zip(*(row[count:] for row in rows), strict=True)]
-        if math.isinf(p):
-            return largest([row[:count] for row in rows]), sums
-        columns = zip(*(row[:count] for row in rows), strict=True)
-        return [_power_mean(column, p) for column in columns], sums
+                return [total ** (1.0 / p) for total in sums[:count]], known
+        rows = self.world.gather([*parts, *(ride if known is None else ())])
+        wholes = [_joint(column, p) for column in zip(*(row[:count] for row in rows), strict=True)]
+        if known is None:
+            known = [sum(column) for column in zip(*(row[count:] for row in rows), strict=True)]
+        return wholes, known
 
 
-# A power below loses digits; what such a part adds to a norm that matters is nothing.
+# Below, a power has lost digits.
 _SAFE = 1e-290
 
 
 def _power(norm: float, p: float) -> float:
     try:
-        return norm**p
+        return math.pow(norm, p)
     except OverflowError:
         return math.inf
 
 
-def _power_mean(parts: Sequence[float], p: float) -> float:
-    top = largest([[part] for part in parts])[0]
-    if top == 0.0 or not math.isfinite(top):
+def _joint(parts: Sequence[float], p: float) -> float:
+    """The norm of parts taken together, at any magnitude; nan when any is."""
+    if any(math.isnan(part) for part in parts):
+        return math.nan
+    top = max(parts, default=0.0)
+    if math.isinf(p) or top == 0.0 or math.isinf(top):
         return top
-    total: float = top * sum((part / top) ** p for part in parts) ** (1.0 / p)
-    return total
+    total = top * math.pow(math.fsum(math.pow(n / top, p) for n in parts), 1.0 / p)
+    return min(total, sys.float_info.max)

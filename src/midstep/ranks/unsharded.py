@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from .fsdp import fsdp_groups
 from .fingerprint import fingerprint
+from .fsdp import fsdp_groups
 from .world import World
 
 __all__ = ["Unsharded"]
@@ -84,7 +84,7 @@ class Unsharded:
         total = torch.cat([*flat, has])
         for group in self._groups:
             dist.all_reduce(total, group=group)
-        sums = total.split([*(part.numel() for part in flat), len(parts)])
+        sums = torch.split(total, [*(part.numel() for part in flat), len(parts)])
         for parameter, part, found, n in zip(
             parameters, parts, sums, sums[-1].tolist(), strict=False
         ):

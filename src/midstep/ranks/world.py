@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from ..errors import MidstepError, RankFailure
 from .board import Board
 
-__all__ = ["World", "largest"]
+__all__ = ["World"]
 
 
 class World:
@@ -135,9 +134,3 @@ class World:
 def _is_of_a_collective(error: RuntimeError) -> bool:
     # gloo raises bare RuntimeErrors that begin with the place in its own source.
     return isinstance(error, dist.DistError) or "gloo" in str(error)
-
-
-def largest(rows: Sequence[Sequence[float]]) -> list[float]:
-    """Take the largest of each number over all ranks; nan when any is."""
-    columns = zip(*rows, strict=True)
-    return [math.nan if any(map(math.isnan, column)) else max(column) for column in columns]

@@ -147,14 +147,19 @@ class RunFolder:
             with contextlib.suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
 
-    def discard_if_empty(self) -> None:
-        """Remove a run that was begun here and made no update, so that it is in nobody's way."""
+    def discard_if_empty(self) -> bool:
+        """Remove a run that was begun here and made no update, so that it is in nobody's way.
+
+        Returns:
+            Whether it was removed.
+        """
         if not self._is_new or next(self.records(), None) is not None:
-            return
+            return False
         for name in _FILES:
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # something else is in the folder
             self.path.rmdir()
+        return True
 
     def close(self) -> None:
         """Close the files and let go of the folder."""

@@ -45,11 +45,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        settings: Settings,
-        updater: Updater,
-        folder: RunFolder,
+        self, recipe: Recipe, settings: Settings, updater: Updater, folder: RunFolder
     ) -> None:
         self.recipe = recipe
         self.settings = settings
@@ -117,8 +113,12 @@ class Training:
 
     def summary(self) -> Summary:
         """Add up what the folder holds."""
-        *_, held_out = (None, *self.folder.held_out())
-        return Summary.of(self.folder.records(), held_out=held_out, baselines=self.recipe.baselines)
+        measured = list(self.folder.held_out())
+        return Summary.of(
+            self.folder.records(),
+            held_out=measured[-1] if measured else None,
+            baselines=self.recipe.baselines,
+        )
 
     def _run_pass(self) -> None:
         settings = self.settings
