@@ -86,19 +86,48 @@ def test_in_float64_a_fused_step_keeps_all_digits(name: str, settings: dict[str,
     assert distance(fused[1], plain[1]) < 1e-12
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_bfloat16_parameters_are_stepped_with_the_clipped_gradient(fused: bool) -> None:
-    settings = {"lr": 0.125}
+def test_bfloat16_parameters_are_stepped_with_the_clipped_gradient() -> None:
     before = weights(layer(torch.bfloat16))
     model = layer(torch.bfloat16)
-    updater = ms.Updater(
-        model,
-        optimizer_of(model, "SGD", settings, fused=fused),
-        clip=ms.ByGlobalNorm(0.5),
-    )
+    optimizer = optimizer_of(model, "SGD", {"lr": 0.125}, fused=False)
+    updater = ms.Updater(model, optimizer, clip=ms.ByGlobalNorm(0.5))
     updater.update(batches(torch.bfloat16), square)
     for w, b, g in zip(weights(model), before, gradients(model), strict=True):
         assert torch.allclose(w, b - 0.125 * g, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "Adagrad"])
+def test_bfloat16_parameters_are_stepped_by_fused_kernels_too(name: str) -> None:
+    settings = {"lr": 0.01}
+    stages = {"clip": ms.ByGlobalNorm(0.1)}
+    plain = run(name, settings, fused=False, dtype=torch.bfloat16, **stages)
+    fused = run(name, settings, fused=True, dtype=torch.bfloat16, **stages)
+    assert distance(fused[0], plain[0]) < 4e-3  # an eighth bit of weights below one
+    assert distance(fused[0], weights(layer(torch.bfloat16))) > 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_kernel_that_would_not_move_the_weights_is_refused(
+    dtype: torch.dtype, momentum: float
+) -> None:
+    """As torch 2.13's fused SGD on CPU in half precision: pytorch issue 191763."""
+    settings: dict[str, Any] = {"lr": 0.1, "momentum": momentum}
+    plain = layer(dtype)
+    optimizer_of(plain, "SGD", settings, fused=True)
+    for p in plain.parameters():
+        p.grad = torch.ones_like(p)
+    before = weights(plain)
+    optimizer_of(plain, "SGD", settings, fused=True).step()
+    moves = all(bool((w != b).all()) for w, b in zip(weights(plain), before, strict=True))
+    model = layer(dtype)
+    optimizer = optimizer_of(model, "SGD", settings, fused=True)
+    if moves:
+        ms.Updater(model, optimizer)
+    else:
+        with pytest.raises(ValueError, match=r"SGD\(fused=True\)` with torch\..*16 parameters"):
+            ms.Updater(model, optimizer)
+    ms.Updater(model, optimizer_of(model, "SGD", settings, fused=False))
 
 
 @given(exponent=st.integers(-130, 120), fused=st.booleans())

@@ -110,7 +110,7 @@ class UpdateRecord:
         known = {f.name for f in dataclasses.fields(cls)} - {"extra"}
         fields = {key: values[key] for key in known}
         fields["verdict"] = Verdict(fields["verdict"])
-        return cls(**fields, extra={key: values[key] for key in values.keys() - known})
+        return cls(**fields, extra={key: values[key] for key in values if key not in known})
 
     def __str__(self) -> str:
         parts = [f"update {self.update} {self.verdict.replace('_', ' (', 1)}"]

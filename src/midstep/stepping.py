@@ -28,6 +28,7 @@ Stage = TypeVar("Stage")
 
 # grad_scale is a float32 tensor: a factor outside this range would leave its range when inverted.
 _FOLDABLE = (2.0**-100, 2.0**100)
+_HALF = frozenset({torch.float16, torch.bfloat16})
 _FACTOR_DTYPES = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
@@ -80,6 +81,7 @@ def check_optimizer(optimizer: object) -> None:
 
     Raises:
         TypeError: It is no optimizer, or its `step` wants a closure.
+        ValueError: Its kernel in this version of torch leaves these parameters as they are.
     """
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
         raise TypeError(
@@ -93,6 +95,25 @@ def check_optimizer(optimizer: object) -> None:
             "so there is no one gradient of a window to clip and no one update to count. Use it "
             "with a loop of its own, or take an optimizer that steps on `.grad`."
         )
+    if isinstance(optimizer, torch.optim.SGD):
+        _check_fused_sgd(optimizer)
+
+
+def _check_fused_sgd(optimizer: torch.optim.SGD) -> None:
+    """Ask the kernel itself: on CPU some versions skip half precision (pytorch issue 191763)."""
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        for dtype in {p.dtype for p in group["params"] if p.is_cpu} & _HALF:
+            probe = torch.ones(64, dtype=dtype, requires_grad=True)
+            probe.grad = torch.ones_like(probe)
+            torch.optim.SGD([probe], lr=1.0, fused=True).step()
+            if probe.any():
+                raise ValueError(
+                    f"`SGD(fused=True)` with {dtype} parameters on CPU: the kernel of torch "
+                    f"{torch.__version__} leaves most of them as they are, so the model would not "
+                    "train. Pass `fused=False`."
+                )
 
 
 def stage_of(name: str, given: Stage | None, default: Stage, method: str) -> Stage:

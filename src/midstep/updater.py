@@ -133,7 +133,7 @@ class Updater:
         driver = Driver(
             step=self._finish,
             gradients=self._bring,
-            drop=self._drop,
+            drop=lambda window: self._feed.drop(window),  # noqa: PLW0108 - the feed is made next
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
@@ -247,7 +247,7 @@ class Updater:
         finally:
             self._rerun = None
             if not window.ended:
-                self._drop(window)
+                self._feed.drop(window)
 
     def report_metric(self, metric: float) -> None:
         """Give a `ReduceLROnPlateau` schedule its metric, whenever it was measured.
@@ -388,9 +388,6 @@ class Updater:
         if any(window.denominators.values()):
             gradients.mul_(window.unit)
             gradients.apply_()
-
-    def _drop(self, window: Window[Any]) -> None:
-        self._feed.drop(window)
 
     def _look(self) -> bool:
         return is_finite_here(self.optimizer, self._ranks)

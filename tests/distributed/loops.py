@@ -9,7 +9,7 @@ import midstep as ms
 
 Loop = Callable[[ms.Updater, Iterable[Any]], Iterator[ms.UpdateRecord]]
 
-SIZE = 4
+SIZE = 2
 
 
 def loss(model: Any, batch: Any) -> ms.LossSum:

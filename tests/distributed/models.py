@@ -91,19 +91,14 @@ def fsdp2_and_tensor_parallel(model: nn.Module) -> Wrapped:
 
 
 def ddp_and_tensor_parallel(model: nn.Module) -> Wrapped:
-    from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
-
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
-    tensor_split(model, mesh["tp"])
-    _pre_dp_module_transform(model)
-    wrapped = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+    wrapped = DistributedDataParallel(tensor_split(model, mesh["tp"]), device_mesh=mesh["dp"])
     return Wrapped(wrapped, mesh.get_local_rank("dp"), 2)
 
 
 def sharded(model: nn.Module, mesh: object) -> nn.Module:
-    for layer in model:  # type: ignore[attr-defined]
-        if list(layer.parameters()):
-            fully_shard(layer, mesh=mesh)
+    for index in (0, 2):  # the last layer is the root's own
+        fully_shard(model[index], mesh=mesh)  # type: ignore[index]
     return fully_shard(model, mesh=mesh)
 
 

@@ -139,7 +139,7 @@ def test_a_paragraph_stays_whole_where_it_fits() -> None:
 
 
 def test_a_long_paragraph_is_cut_between_lines_and_a_long_line_anywhere() -> None:
-    assert pieces(pack(["123\n456\n78\n"], context=9)) == [b"123\n456\n", b"\n78\n"]
+    assert pieces(pack(["123\n456\n78\n"], context=10)) == [b"123\n456\n", b"\n78\n"]
     assert pieces(pack(["123456789"], context=6)) == [b"12345", b"56789"]
 
 

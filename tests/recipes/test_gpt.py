@@ -252,6 +252,18 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(gpt(*batch), gpt(*batch))
 
 
+def test_the_embeddings_and_both_branches_of_a_block_are_dropped() -> None:
+    gpt = model(GPTConfig(width=32, depth=1, num_heads=2, dropout=0.5))
+    shares: list[float] = []
+    for module in gpt.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(
+                lambda *call: shares.append(call[2].eq(0).double().mean().item())
+            )
+    gpt(some_bytes(4, 64), torch.zeros(4, 64, dtype=torch.int64))
+    assert shares == pytest.approx([0.5] * 3, abs=0.05)
+
+
 def test_by_default_nothing_is_dropped() -> None:
     gpt, batch = model(), (some_bytes(1, LENGTH), DOCUMENT_IDS)
     assert torch.equal(gpt(*batch), gpt.eval()(*batch))

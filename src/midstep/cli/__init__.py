@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .failures import FINE, fail
+from .failures import FINE, fail, period
 from .train import train
 
 __all__ = ["main", "run"]
@@ -63,7 +63,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = app(list(arguments), prog_name="midstep", standalone_mode=False)
     except typer.TyperException as error:
-        fail(f"{error.format_message()} See `midstep --help`.")
+        if (message := error.format_message()) != "":  # it is empty where help was printed instead
+            # typer puts this before what it takes from an enum.
+            message = message.replace("Value error, ", "")
+            command = getattr(getattr(error, "ctx", None), "command_path", "midstep")
+            fail(f"{period(message)} See `{command} --help`.")
         return error.exit_code
     return code if isinstance(code, int) else FINE
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ..errors import MidstepError
 
-__all__ = ["FAILED", "FINE", "FOUND", "INTERRUPTED", "attempt", "fail"]
+__all__ = ["FAILED", "FINE", "FOUND", "INTERRUPTED", "attempt", "fail", "period"]
 
 FINE = 0
 FOUND = 1  # the command did what was asked, and what it found is not fine
@@ -65,21 +65,30 @@ def in_one_line(error: BaseException, *, traceback: bool = False) -> str:
         error: What was raised; its notes are appended.
         traceback: Whether the reader has seen the traceback already.
     """
-    from ..recipes.places import describe, place_of
+    from ..recipes.places import describe, is_refusal, place_of
 
     place = None if isinstance(error, MidstepError) else place_of(error)
     if place is not None:
-        message = f"`{place}`: {_period(describe(error))}"
+        message = f"`{place}`: {describe(error)}"
     elif isinstance(error, OSError) and error.errno is not None:
-        where = f"`{error.filename}`: " if error.filename else ""
-        message = f"{where}{_period(str(error.strerror))}"
-    elif isinstance(error, (MidstepError, ValueError, TypeError, NotImplementedError, OSError)):
-        message = _period(" ".join(str(error).split()) or type(error).__name__)
+        message = f"{f'`{error.filename}`: ' if error.filename else ''}{error.strerror}"
+    elif is_refusal(error):
+        message = str(error.args[0]) if error.args else type(error).__name__
     else:
-        message = _period(describe(error))
-    is_foreign = not isinstance(error, MidstepError) or error.__cause__ is not None
-    hint = ["`--traceback` shows where."] if is_foreign and not traceback else []
-    return " ".join([message, *_notes(error), *hint])
+        message = describe(error)
+    explains_itself = isinstance(error, OSError) or (is_refusal(error) and error.__cause__ is None)
+    hint = [] if traceback or explains_itself else ["`--traceback` shows where."]
+    return " ".join([period(" ".join(message.split())), *_notes(error), *hint])
+
+
+def period(text: str) -> str:
+    """End a sentence that has no end.
+
+    Example:
+        >>> period("no such file"), period("Which one?")
+        ('no such file.', 'Which one?')
+    """
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 @contextlib.contextmanager
@@ -94,7 +103,3 @@ def _warnings_in_one_line() -> Iterator[None]:
 
 def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
-
-
-def _period(text: str) -> str:
-    return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -22,6 +22,7 @@ __all__ = ["about", "changes", "refuse_another_run"]
 
 # They decide no weight, so a run may go on with others.
 _MAY_CHANGE = ("save_every", "evaluate_every")
+_SHORT = 60  # characters of a value that is worth showing
 
 
 def about(
@@ -61,14 +62,15 @@ def refuse_another_run(folder: RunFolder, settings: Settings) -> None:
     begun: Mapping[str, Any] = folder.about["settings"]
     now = settings.words()
     differences = [
-        f"`{name}` {_spelt(begun.get(name))}, and would go on with {_spelt(value)}"
+        _difference(name, begun.get(name), value)
         for name, value in now.items()
         if name not in _MAY_CHANGE and begun.get(name) != value
     ]
     if differences:
         raise ValueError(
-            f"`{folder.path}` was begun with {'; with '.join(differences)}: that would be another "
-            "run. Leave the option out (or undo the change of the recipe), or begin anew."
+            f"`{folder.path}` was begun with {' and '.join(differences).rstrip(',')}: it would go "
+            "on as another run. Leave the option out (or undo the change of the recipe), or begin "
+            "anew."
         )
 
 
@@ -96,6 +98,12 @@ def _sha256(source: str | Path) -> str | None:
     if isinstance(source, str):
         return None  # built in: the version of midstep says which
     return hashlib.sha256(source.read_bytes()).hexdigest()
+
+
+def _difference(name: str, before: object, now: object) -> str:
+    if max(len(str(before)), len(str(now))) > _SHORT:
+        return f"another `{name}`"
+    return f"`{name}` {_spelt(before)}, not {_spelt(now)},"
 
 
 def _spelt(value: object) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import NonFiniteGradient
 from . import declarations as given
 from .failures import FINE, INTERRUPTED, attempt, fail
 from .options import DEFAULT_SEED, Options
@@ -130,11 +131,12 @@ def _run(training: Training) -> int:
     stop = Stop()
     path, steps, step = training.folder.path, training.settings.steps, training.saved_step
     watch = watch_of(path.name, steps, step, stop)
-    watch.say(f"{path}: {steps:,} updates" + (f", going on after {step:,}" if step else ""))
+    if not training.is_complete:
+        watch.say(f"{path}: {steps:,} updates" + (f", going on after {step:,}" if step else ""))
     with stop.listening(), watch.showing():
         training.run(watch, should_stop=stop)
     if training.is_complete:
-        for line in training.summary().lines():
+        for line in [*training.summary().lines(), f"{'written to':20}{path}"]:
             watch.say(line)
         return FINE
     assert stop.signal is not None
@@ -151,6 +153,8 @@ def _saying_what_is_saved(training: Training) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if isinstance(error, NonFiniteGradient):
+            error.add_note("Here that is `--skip-nonfinite 5`.")
         if not training.folder.discard_if_empty():
             error.add_note(
                 f"The run is saved as it was after {training.saved_step:,} updates; "

@@ -94,7 +94,8 @@ class Plain:
     def on_update(self, record: UpdateRecord) -> None:
         """Show every twentieth of the run, and every update that was skipped."""
         self._pace.add(record)
-        if record.applied and record.step % self._every and record.step != self._pace.steps:
+        is_due = record.step in (1, self._pace.steps) or record.step % self._every == 0
+        if record.applied and not is_due:
             return
         left = self._pace.seconds_left()
         ends = [f"{self._pace.targets_per_second():,.0f} targets/s"]

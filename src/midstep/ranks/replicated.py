@@ -18,7 +18,8 @@ class DataParallel:
     """DistributedDataParallel, reducing once a window.
 
     Raises:
-        NotImplementedError: `static_graph=True`.
+        NotImplementedError: `static_graph=True`, or over tensor parallel, neither of which torch
+            makes work.
     """
 
     is_lockstep = False
@@ -30,6 +31,12 @@ class DataParallel:
                 "`Updater`: DDP with `static_graph=True` cannot leave out a reduction (torch 2.13 "
                 "fails an internal assertion on the second microbatch), so a window of several "
                 "would reduce every one. Leave `static_graph` out."
+            )
+        if any(hasattr(p, "_st_info") for p in model.parameters()):
+            raise NotImplementedError(
+                "`Updater`: DDP over a tensor-parallel model. torch 2.13 makes the split "
+                "parameters anew in every forward, so the optimizer steps tensors that the model "
+                "no longer has. Use `fully_shard` on the data-parallel axis of the mesh."
             )
         self._model = model
         self.data_parallel_size = dist.get_world_size(model.process_group)

@@ -48,8 +48,8 @@ def find_recipe(name: str) -> str | Path:
         if path.is_file():
             return path.absolute()
         raise RecipeError(f"Recipe `{name}`: there is no such file.")
-    if path.with_suffix(".py").is_file():
-        raise RecipeError(f"Recipe `{name}`: did you mean the file `{path.with_suffix('.py')}`?")
+    if Path(f"{name}.py").is_file():
+        raise RecipeError(f"Recipe `{name}`: did you mean the file `{name}.py`?")
     near = difflib.get_close_matches(name, BUILT_IN, n=1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
     raise RecipeError(

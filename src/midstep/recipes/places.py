@@ -6,16 +6,21 @@ the way there says most.
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from pathlib import Path
 
-__all__ = ["describe", "place_of"]
+__all__ = ["describe", "is_refusal", "place_of"]
 
+_MIDSTEP = Path(__file__).parents[1]
 _NOT_THE_USERS = (
-    Path(__file__).parents[1],
+    _MIDSTEP,
     *(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
 )
+
+
+_TRACEBACK_LINE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 
 
 def place_of(error: BaseException) -> str | None:
@@ -28,9 +33,12 @@ def place_of(error: BaseException) -> str | None:
     """
     if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
         return f"{_short(error.filename)}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _is_users(frame.filename):
-            return f"{_short(frame.filename)}:{frame.lineno}"
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # A worker of a DataLoader sends its traceback as text, which goes on where this one ends.
+    frames += [(name, int(line)) for name, line in _TRACEBACK_LINE.findall(str(error))]
+    for filename, line in reversed(frames):
+        if _is_users(filename):
+            return f"{_short(filename)}:{line}"
     return None
 
 
@@ -45,10 +53,15 @@ def describe(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    # A worker of a DataLoader sends its whole traceback as the message: what happened comes last.
-    if "Original Traceback" in text:
-        return lines[-1]
+    if _TRACEBACK_LINE.search(text):
+        return lines[-1]  # the text of a traceback, whose last line says what happened
     return f"{type(error).__name__}: {lines[0]}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether midstep itself raised it, so that its message says all there is to say."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(_MIDSTEP)
 
 
 def _is_users(filename: str) -> bool:
