@@ -1,4 +1,4 @@
-"""What the tests of resuming share: a small run that can be made twice, and loaders of all kinds."""
+"""What the tests of resuming share: a small run that can be made twice, and kinds of loaders."""
 
 import dataclasses
 import random

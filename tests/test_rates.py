@@ -157,7 +157,8 @@ def test_reduce_on_plateau_moves_with_its_metric_and_with_nothing_else() -> None
     assert [update(updater, GOOD).lr[0] for _ in range(5)] == [0.1] * 5
     updater.report_metric(1.0)
     assert update(updater, GOOD).lr[0] == 0.1
-    updater.report_metric(2.0)
+    updater.report_metric(torch.tensor(2.0))  # type: ignore[arg-type] # any number will do
+    assert type(updater.rates.state_dict()["best"]) is float  # which a checkpoint can keep
     assert update(updater, GOOD).lr == [0.05, 0.01]
 
 

@@ -95,6 +95,7 @@ class Cursor:
         return {
             "num_batches": self.num_batches,
             "is_ahead": is_ahead,
+            "is_over": self._stream is not None and self._stream.is_over,
             "length": _length(self._loader),
             "start": self._start,
             "generators": _generator_states(self._loader),
@@ -156,7 +157,8 @@ def _resumed(loader: Iterable[Batch], resume: Mapping[str, Any]) -> Stream[Batch
                 "`load_state_dict`. Resume with the same kind of loader."
             )
         loader.load_state_dict(resume["loader"])
-        batches = iter(loader)
+        # One that has reached its end would begin the next pass.
+        batches = iter(()) if resume["is_over"] else iter(loader)
     else:
         batches = _replayed(loader, resume["start"], num_batches)
     stream = Stream(batches, num_read=num_batches)

@@ -19,12 +19,13 @@ class Stream(Iterator[Batch]):
         ('a', True, 'b', False)
     """
 
-    __slots__ = ("_batches", "_held", "num_read")
+    __slots__ = ("_batches", "_held", "is_over", "num_read")
 
     def __init__(self, batches: Iterator[Batch], *, num_read: int = 0) -> None:
         self._batches = batches
         self._held: list[Batch] = []
         self.num_read = num_read
+        self.is_over = False  # known only once somebody asked for more
 
     def __next__(self) -> Batch:
         batch = self._held.pop() if self._held else next(self._batches)
@@ -38,6 +39,7 @@ class Stream(Iterator[Batch]):
         for batch in self._batches:
             self._held.append(batch)
             return True
+        self.is_over = True
         return False
 
     @property

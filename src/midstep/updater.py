@@ -303,7 +303,8 @@ class Updater:
         grad_norm = gradients.norm(self.clip.p)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
-        attempt = Attempt(self.clock.step, _total(window.tally.loss_means()))
+        clock, means = self.clock, window.tally.loss_means()
+        attempt = Attempt(clock.step, _total(means), skipped_in_a_row=clock.skipped_in_a_row)
         decision = self.clip.decide(gradients, attempt)
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)

@@ -295,11 +295,11 @@ def test_other_dtypes_are_clipped_like_float32(name: str, dtype: torch.dtype) ->
         decision, expected = run.decide(), wide.decide()
         assert agree(decision, expected)
         narrow = [g.to(dtype) for g in grads_of(wide.parameters)]
+        # A chain with an edit in it rounds twice.
+        rtol, atol = max(2.0 * torch.finfo(dtype).eps, 1e-6), 2e-7
         for ours, theirs in zip(grads_of(run.parameters), narrow, strict=True):
             assert ours.dtype == dtype
-            torch.testing.assert_close(
-                ours, theirs, rtol=max(torch.finfo(dtype).eps, 1e-6), atol=1e-7
-            )
+            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
         for each in (run, wide):
             if not decision.skip:
                 each.rule.commit(decision)

@@ -58,12 +58,13 @@ class Pace:
         self.steps = steps
         self.step = step
         self._first_step = step
-        self._started = time.perf_counter()
+        self._started = self._last = time.perf_counter()
         self._recent: collections.deque[tuple[float, float]] = collections.deque(maxlen=_NUM_RECENT)
 
     def add(self, record: UpdateRecord) -> None:
         """Count an update."""
         self.step = record.step
+        self._last = time.perf_counter()
         self._recent.append((next(iter(record.denominators.values()), 0), record.seconds))
 
     def targets_per_second(self) -> float:
@@ -76,7 +77,8 @@ class Pace:
         done = self.step - self._first_step
         if done == 0:
             return None
-        return (time.perf_counter() - self._started) / done * (self.steps - self.step)
+        left = (self._last - self._started) / done * (self.steps - self.step)
+        return max(0.0, left - (time.perf_counter() - self._last))
 
 
 class Plain:
@@ -172,7 +174,12 @@ class Live:
             bar.add_column(ratio=ratio, no_wrap=True)
         bar.add_row(
             Text(self._name, style="bold"),
-            ProgressBar(total=pace.steps, completed=pace.step),
+            ProgressBar(
+                total=pace.steps,
+                completed=pace.step,
+                complete_style="cyan",
+                finished_style="green",
+            ),
             f"{pace.step:,}/{pace.steps:,}",
             "" if left is None else f"{clock(left)} left",
         )
@@ -230,5 +237,10 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """Give a number in four digits; a dash for none."""
-    return "-" if value is None else f"{value:.4g}"
+    """Give a number in four digits, also where they are zeros; a dash for none.
+
+    Example:
+        >>> number(1.4), number(None)
+        ('1.400', '-')
+    """
+    return "-" if value is None else f"{value:#.4g}"

@@ -11,6 +11,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from ..errors import MidstepError
+
 __all__ = ["describe", "is_refusal", "place_of"]
 
 _MIDSTEP = Path(__file__).parents[1]
@@ -20,6 +22,8 @@ _NOT_THE_USERS = (
 )
 
 
+# Another kind of error is a fault of midstep, and its message alone would say too little.
+_REFUSALS = (ValueError, TypeError, KeyError, NotImplementedError, FileExistsError)
 _TRACEBACK_LINE = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 
 
@@ -59,9 +63,10 @@ def describe(error: BaseException) -> str:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether midstep itself raised it, so that its message says all there is to say."""
+    """Whether midstep itself refused something, so that its message says all there is to say."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).is_relative_to(_MIDSTEP)
+    is_own = bool(frames) and Path(frames[-1].filename).is_relative_to(_MIDSTEP)
+    return isinstance(error, MidstepError) or (is_own and isinstance(error, _REFUSALS))
 
 
 def _is_users(filename: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -125,9 +126,14 @@ class Summary:
         if self.held_out is None:
             return "not measured"
         loss = self.held_out.loss_mean
-        beside = "".join(
-            f", {abs(baseline - loss):.4f} {'below' if loss < baseline else 'above'} the baseline "
-            f"of {name}, {baseline:.4f}"
+        beside = [
+            f"{_comparison(loss, baseline)} the baseline of {name}, {baseline:.4f}"
             for name, baseline in self.baselines.items()
-        )
-        return f"{loss:.4f} after {self.held_out.step:,} updates{beside}"
+        ]
+        return ", ".join([f"{loss:.4f} after {self.held_out.step:,} updates", *beside])
+
+
+def _comparison(loss: float, baseline: float) -> str:
+    if math.isnan(loss):
+        return "not below"
+    return f"{abs(baseline - loss):.4f} {'below' if loss < baseline else 'above'}"
