@@ -101,8 +101,8 @@ class Bounded(Schedule):
         schedule: Any function of the step.
         total: Applied updates that were planned, warm-up included.
 
-    Raises (when called):
-        ValueError: The step is past `total`.
+    Raises:
+        ValueError: (when called) The step is past `total`.
 
     Example:
         >>> from midstep.schedules import linear
