@@ -84,6 +84,9 @@ class Board:
     def explained(self, error: RuntimeError) -> RankFailure | None:
         """Find out why a collective broke: a failure another rank posted, or a rank that is gone.
 
+        Args:
+            error: What the collective raised here.
+
         Returns:
             None when every rank is there and has nothing to say, so that the error stands for
             itself.
