@@ -52,6 +52,14 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index] + noise + 0.1 * torch.randn(4), self.y[index]
 
 
+class Noisy(Augmented):
+    """Rows with noise from python's and numpy's global streams, which no model draws from."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = random.gauss(0, 0.1) + float(np.random.randn()) * 0.1  # noqa: NPY002
+        return self.x[index] + noise, self.y[index]
+
+
 class Rows(IterableDataset[tuple[Tensor, Tensor]]):
     """Rows one after the other, in an order that python's global stream decides."""
 
@@ -129,6 +137,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "sampler with a generator": with_sampler_generator,
     "batch sampler with a generator": with_batch_sampler,
     "augmented": lambda: DataLoader(Augmented(), batch_size=BATCH, shuffle=True),
+    "noisy": lambda: DataLoader(Noisy(), batch_size=BATCH, shuffle=True),
     "iterable": lambda: DataLoader(Rows(), batch_size=BATCH),
     "stateful": Stateful,
 }

@@ -54,7 +54,14 @@ EDGE = ("recipes", "integrations", "cli", "figures", "__init__", "__main__")
 WITHOUT_TORCH = (*TIERS[0], *TIERS[1], "lint", "audit", "audit.checks", "report")
 ONLY_STANDARD_LIBRARY = (*TIERS[0], *TIERS[1])
 # Inside a package, where the order is part of the design: a file imports none after itself.
-INNER_ORDER = {"lint": ("source", "loops", "rules"), "audit": ("checks", "recorder")}
+INNER_ORDER = {
+    "lint": ("source", "loops", "rules"),
+    "audit": ("checks", "recorder"),
+    "checkpoint": (
+        *("together", "replacing", "checks", "tensors", "alike", "layout", "content"),
+        *("metadata", "file", "one_file", "folder", "resuming"),
+    ),
+}
 
 TIER_OF = {unit: tier for tier, units in enumerate(TIERS) for unit in units}
 UNITS = (*TIER_OF, *SIDE, *EDGE)

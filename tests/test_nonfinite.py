@@ -91,6 +91,18 @@ def test_raising_leaves_every_bit_and_names_parameters_and_microbatch(
     assert (record.update, record.step) == (4, 4)
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_microbatches_that_count_nothing_keep_their_place(counted: bool) -> None:
+    nothing = (GOOD[0][0], torch.full_like(GOOD[0][1], -100))
+    with pytest.raises(ms.NonFiniteGradient) as caught:
+        trained().update(
+            [nothing, GOOD[1], nothing, bad(), GOOD[2]],
+            lambda m, b: ms.cross_entropy(m(b[0]), b[1]),
+            count=ms.targets() if counted else None,
+        )
+    assert caught.value.microbatch == 3
+
+
 def test_the_number_of_entries_is_that_of_each_parameter() -> None:
     model = nn.ParameterDict({"a": torch.ones(5), "b": torch.ones(2), "c": torch.ones(3)})
     scale = {"a": torch.tensor([1.0, INF, NAN, 1.0, -INF]), "b": torch.ones(2)}

@@ -91,6 +91,27 @@ def test_the_callers_own_autocast_is_still_there_after_a_window() -> None:
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
+@pytest.mark.parametrize("precision", [ms.FP32(), ms.BF16()])
+def test_inside_the_callers_autocast_a_forward_sees_the_weights_of_the_last_step(
+    precision: Any,
+) -> None:
+    """torch keeps the casts of weights until the outermost autocast ends, steps or no steps."""
+
+    def losses() -> list[float | None]:
+        model = classifier(torch.float32)
+        updater = ms.Updater(model, sgd(model), precision=precision)
+        return [
+            updater.update(BATCHES, lambda m, b: ms.cross_entropy(m(b[0]), b[1])).loss_mean
+            for _ in range(4)
+        ]
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = losses()
+    assert len(set(found)) == 4
+    if isinstance(precision, ms.BF16):
+        assert found == losses()
+
+
 def test_a_bf16_window_is_the_plain_autocast_loop() -> None:
     model, full = classifier(torch.float32), classifier(torch.float32)
     total = sum(map(num_targets, BATCHES))

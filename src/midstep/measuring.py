@@ -54,8 +54,10 @@ def _shared(
     is_streamed = tally.counts is None
     if is_streamed:
         ride.append(tally.denominators.get("loss", 0))
-    sums = gradients.measure(rule.p, each=needs_each(rule), ride=ride)
-    sums = [total / ranks.copies for total in sums]
+    claims = ranks.parallel.claims()
+    sums = gradients.measure(rule.p, each=needs_each(rule), ride=[*ride, *claims])
+    ranks.parallel.settle(sums[len(ride) :])
+    sums = [total / ranks.copies for total in sums[: len(ride)]]
     denominators = {"loss": sums.pop()} if is_streamed else {}
     tally.agree(denominators, dict(zip(terms, sums, strict=True)))
     if not math.isfinite(gradients.norm(rule.p)):

@@ -123,7 +123,7 @@ class _Plateau(_Stepped):
         """Wait for the metric."""
 
     def report(self, metric: float) -> None:
-        self._plateau.step(float(metric))  # it is kept, and saved
+        self._plateau.step(metric)
 
 
 class _ClosedForm(_Fixed):

@@ -10,14 +10,15 @@ exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import graph
 
 from .errors import WindowError
 
-__all__ = ["Seeds", "power_of_two"]
+__all__ = ["Seeds", "power_of_two", "run_backward"]
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -111,6 +112,30 @@ class Seeds:
             )
         self._divisor = power_of_two(self._denominators[term])
         return self._divisor
+
+
+# What `torch.autograd.backward` calls once it has looked at its arguments.
+_engine_run_backward = getattr(graph, "_engine_run_backward", None)
+
+
+def run_backward(losses: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+    """Run one backward from several losses of shape [], as `torch.autograd.backward` does.
+
+    The public function compares shapes and dtypes of losses and seeds, which are right here by
+    construction, for a fifth of the time of a small backward: 20 of 100 microseconds.
+    """
+    if _engine_run_backward is None:
+        torch.autograd.backward(losses, seeds)
+        return
+    _engine_run_backward(
+        tuple(losses),
+        tuple(seeds),
+        False,  # retain_graph
+        False,  # create_graph
+        (),  # inputs: all leaves
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )
 
 
 def power_of_two(value: float) -> float:

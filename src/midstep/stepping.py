@@ -50,6 +50,8 @@ def step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
         optimizer.step()
     else:
         _step_folded(optimizer, gradients, factor)
+    # A caller's autocast around the whole loop would go on with its copies of the weights before.
+    torch.clear_autocast_cache()
 
 
 def _folds(optimizer: torch.optim.Optimizer, gradients: Gradients, factor: float) -> bool:

@@ -24,7 +24,7 @@ from .cutting import Cut
 from .errors import WindowError
 from .ranks import Ranks
 from .records import UpdateRecord
-from .seeds import Seeds
+from .seeds import Seeds, run_backward
 from .tally import Loss, Tally
 
 __all__ = ["Driver", "Loss", "Window"]
@@ -252,13 +252,13 @@ class Window(Generic[Batch]):
                 "forward, so it ran without the autocast or the sync between ranks that was asked "
                 "for. Put the forward and the loss inside it."
             )
-        if isinstance(loss, Mapping):
+        if type(loss) is not Tensor and isinstance(loss, Mapping):
             self._backward_terms(loss)
         else:
             term = self.tally.only_term()
             loss_sum, found = self.tally.take(term, loss, count, self.index)
             if found:
-                loss_sum.backward(self._seeds.of(term, loss_sum, found))  # type: ignore[no-untyped-call]
+                run_backward((loss_sum,), (self._seeds.of(term, loss_sum, found),))
                 self._note_sync()
             elif self._is_lockstep:
                 self._backward_nothing([loss_sum])
@@ -280,7 +280,7 @@ class Window(Generic[Batch]):
             elif self._is_lockstep:
                 nothing.append(loss_sum)
         if live:
-            torch.autograd.backward(live, seeds)  # one walk over what the terms share
+            run_backward(live, seeds)  # one walk over what the terms share
             self._note_sync()
         elif nothing:
             self._backward_nothing(nothing)

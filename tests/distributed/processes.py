@@ -51,6 +51,7 @@ _SERVER.set_forkserver_preload(
         "midstep.updater",
         "midstep.ranks.opening",
         "midstep.ranks.sharing",
+        "midstep.checkpoint.folder",
         "distributed.processes",
         "distributed.models",
     ]

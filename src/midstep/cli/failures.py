@@ -9,7 +9,7 @@ import traceback as tracebacks
 import warnings
 from collections.abc import Callable, Iterator
 
-from ..errors import MidstepError
+from ..errors import MidstepError, RecipeError
 
 __all__ = ["FAILED", "FINE", "FOUND", "INTERRUPTED", "attempt", "fail", "period"]
 
@@ -76,7 +76,8 @@ def in_one_line(error: BaseException, *, traceback: bool = False) -> str:
         message = str(error.args[0]) if error.args else type(error).__name__
     else:
         message = describe(error)
-    explains_itself = isinstance(error, OSError) or (is_refusal(error) and error.__cause__ is None)
+    is_users = isinstance(error, RecipeError) and error.__cause__ is not None
+    explains_itself = isinstance(error, OSError) or (is_refusal(error) and not is_users)
     hint = [] if traceback or explains_itself else ["`--traceback` shows where."]
     return " ".join([period(" ".join(message.split())), *_notes(error), *hint])
 

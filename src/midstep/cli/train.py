@@ -14,6 +14,7 @@ from . import declarations as given
 from .failures import FINE, INTERRUPTED, attempt, fail
 from .options import DEFAULT_SEED, Options
 from .stopping import Stop
+from .waiting import sleep_while_waiting
 
 if TYPE_CHECKING:
     from ..recipes.training import Training
@@ -63,6 +64,7 @@ def train(  # noqa: PLR0917 - an option of the command is an argument here
             save_every=save_every,
             evaluate_every=evaluate_every,
         )
+        sleep_while_waiting()
         if resume is not None:
             return _resume(resume, recipe, out, options)
         return _begin(recipe, out, options)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..errors import NonFiniteGradient
-from ..gradients import Gradients, combined_norm, num_nonfinite, tensor_norms, values_of
 from .checks import listed
+from .parts import Parts, gradients_of, parts_of
 from .rule import shrink
 from .value import clamp_
 
@@ -38,7 +38,8 @@ def clip_grad_norm_(
     and dtype. A norm that is at most `max_norm` changes nothing. A parameter listed twice counts
     once. A generator that was already read is refused. Non-finite gradients are an error unless
     told otherwise, and are never changed: torch's would multiply them by 0 or nan and lose what
-    there was to see.
+    there was to see. Of DTensors the norm is that of the whole, over any mixture of meshes and of
+    plain tensors, for one small collective an axis; torch's fails on a mixture.
 
     Args:
         parameters: A tensor, or tensors, with gradients.
@@ -68,13 +69,14 @@ def clip_grad_norm_(
             f"`clip_grad_norm_(max_norm={max_norm})`: must be at least 0, because a norm cannot be "
             "less. To only measure, call `total_norm`."
         )
-    gradients = Gradients(listed(parameters, "`clip_grad_norm_`"))
-    norm = _norm_of(gradients.tensors, norm_type)
+    gradients = gradients_of(listed(parameters, "`clip_grad_norm_`"))
+    parts = Parts([p.grad for p in gradients.parameters if p.grad is not None], gradients.tensors)
+    norm = parts.norm(norm_type)
     if math.isfinite(norm):
         gradients.mul_(shrink(norm, max_norm))
         gradients.apply_()
     elif error_if_nonfinite:
-        raise _nonfinite(gradients.tensors, norm_type, "parameters")
+        raise _nonfinite(parts, norm_type, "parameters")
     return _as_tensor(norm, gradients.tensors)
 
 
@@ -110,7 +112,7 @@ def clip_grad_value_(
             f"`clip_grad_value_(clip_value={clip_value})`: must be at least 0, because no number "
             "lies between a negative bound and its negative."
         )
-    tensors = Gradients(listed(parameters, "`clip_grad_value_`")).tensors
+    tensors = gradients_of(listed(parameters, "`clip_grad_value_`")).tensors
     if tensors:
         with torch.no_grad():
             clamp_(tensors, clip_value)
@@ -143,25 +145,11 @@ def total_norm(
         >>> total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
         tensor(5.)
     """
-    parts = [values_of(t) for t in ([tensors] if isinstance(tensors, Tensor) else tensors)]
-    norm = _norm_of(parts, float(norm_type))
+    parts = parts_of([tensors] if isinstance(tensors, Tensor) else list(tensors))
+    norm = parts.norm(float(norm_type))
     if error_if_nonfinite and not math.isfinite(norm):
         raise _nonfinite(parts, float(norm_type), "tensors")
-    return _as_tensor(norm, parts)
-
-
-def _norm_of(tensors: Sequence[Tensor], order: float) -> float:
-    if order > 0:
-        return combined_norm(tensor_norms(tensors, order), order)
-    # Orders that are no norms, for torch's sake: of the vector of each tensor's own.
-    with torch.no_grad():
-        each = [
-            torch.linalg.vector_norm(t.abs().double(), order).item() for t in tensors if t.numel()
-        ]
-        if not each:
-            return 0.0
-        joint: Tensor = torch.linalg.vector_norm(torch.tensor(each, dtype=torch.float64), order)
-    return joint.item()
+    return _as_tensor(norm, parts.tensors)
 
 
 def _as_tensor(norm: float, tensors: Sequence[Tensor]) -> Tensor:
@@ -175,8 +163,8 @@ def _as_tensor(norm: float, tensors: Sequence[Tensor]) -> Tensor:
     return torch.tensor(norm, dtype=dtype, device=first.device)
 
 
-def _nonfinite(tensors: Sequence[Tensor], order: float, what: str) -> NonFiniteGradient:
-    counts = {f"{what}[{i}]": count for i, count in enumerate(num_nonfinite(tensors)) if count}
+def _nonfinite(parts: Parts, order: float, what: str) -> NonFiniteGradient:
+    counts = {f"{what}[{i}]": count for i, count in enumerate(parts.num_nonfinite()) if count}
     where = ", ".join(f"`{name}` ({count:,})" for name, count in list(counts.items())[:5])
     return NonFiniteGradient(
         f"The total norm of order {order} for gradients from `{what}` is non-finite, so it cannot "

@@ -1,5 +1,6 @@
 """The gradients of one update: their norm, their non-finite entries, and the one factor on them."""
 
+from .memory import editable as editable
 from .memory import values_of as values_of
 from .norms import combined_norm as combined_norm
 from .norms import num_nonfinite as num_nonfinite

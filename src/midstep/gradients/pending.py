@@ -40,6 +40,7 @@ class Gradients:
     Args:
         parameters: Those without a gradient are left out, repeated ones are taken once.
         factor: What `.grad` must be multiplied by to be the true gradient.
+        part_of: Finds the numbers of a parameter's gradient, to be read and changed in place.
 
     Attributes:
         parameters: Those with a gradient.
@@ -61,11 +62,17 @@ class Gradients:
 
     __slots__ = ("_each", "_factor", "_norms", "parameters", "positions", "tensors")
 
-    def __init__(self, parameters: Iterable[Tensor], *, factor: float = 1.0) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        *,
+        factor: float = 1.0,
+        part_of: Callable[[Tensor], Tensor] = editable,
+    ) -> None:
         given = list(dict.fromkeys(parameters))
         self.positions = [i for i, p in enumerate(given) if p.grad is not None]
         self.parameters = [given[i] for i in self.positions]
-        self.tensors = [editable(p) for p in self.parameters]
+        self.tensors = [part_of(p) for p in self.parameters]
         part_from_each_other(self.parameters, self.tensors)
         self._factor = factor
         self._each: list[float] | None = None  # a further factor for each tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from .memory import editable, part_from_each_other
+from .memory import editable
 from .norms import combined_norm, tensor_norms
 from .pending import Gradients
 
@@ -33,20 +33,16 @@ class SharedGradients(Gradients):
 
     def __init__(self, parameters: Iterable[Tensor], sharing: Sharing) -> None:
         given = list(dict.fromkeys(parameters))
+
+        def part_of(parameter: Tensor) -> Tensor:
+            # What lies here of a DTensor was made by its own collectives.
+            is_split = sharing.is_split(parameter)
+            return sharing.local_gradient(parameter) if is_split else editable(parameter)
+
+        super().__init__(given, part_of=part_of)
         self._listed = len(given)
         self._sharing = sharing
         self._totals: dict[float, float] = {}  # of the whole of what lies in `.grad`, by order p
-        self.positions = [i for i, p in enumerate(given) if p.grad is not None]
-        self.parameters = [given[i] for i in self.positions]
-        self.tensors = [
-            # Parts of a DTensor come from its own collectives, and lie by themselves.
-            sharing.local_gradient(p) if sharing.is_split(p) else editable(p)
-            for p in self.parameters
-        ]
-        part_from_each_other(self.parameters, self.tensors)
-        self._factor = 1.0
-        self._each: list[float] | None = None
-        self._norms: dict[float, list[float]] = {}
 
     def norms(self, p: float = 2.0) -> list[float]:
         """Give the true norm of each gradient whole, as the pending factors make it."""

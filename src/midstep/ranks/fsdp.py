@@ -5,6 +5,7 @@ A parameter group is what one `fully_shard` call gathers and reduces together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,11 @@ class Group:
         info = self._group.mesh_info
         axes = (info.replicate_mesh_dim, info.shard_mesh_dim)
         return [info.mesh.get_group(axis) for axis in axes if axis is not None]
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Over how many ranks gradients are added up."""
+        return math.prod(map(dist.get_world_size, self.process_groups))
 
     def hidden_gradients(self) -> Iterator[Tensor]:
         """Gradients of backwards that were not reduced: whole, and of this rank alone."""

@@ -71,6 +71,14 @@ class Parallel(Protocol):
         """Take part in what this rank had no microbatch for, and add up the gradients."""
         ...
 
+    def claims(self) -> list[float]:
+        """Give numbers, equally many on all ranks, that `settle` needs the sums of."""
+        ...
+
+    def settle(self, sums: Sequence[float]) -> None:
+        """End what `finish` left open, knowing what all ranks claim."""
+        ...
+
     def forget_calls(self) -> None:
         """Never run the last forwards again, since they brought what is not finite."""
         ...
@@ -158,6 +166,13 @@ class TensorParallel:
 
     def finish(self) -> None:
         """Nothing to add up."""
+
+    def claims(self) -> list[float]:
+        """Nothing to claim."""
+        return []
+
+    def settle(self, sums: Sequence[float]) -> None:
+        """Nothing is open."""
 
     def forget_calls(self) -> None:
         """None is run again."""

@@ -44,15 +44,29 @@ class DataParallel:
         ignored = set(model.parameters_to_ignore)
         names = model.module.named_parameters()
         self._own = {parameter for name, parameter in names if name in ignored}
+        self._sparse = {
+            module.weight
+            for module in model.modules()
+            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse
+        }
+        self._trained = [
+            p for p in model.module.parameters() if p.requires_grad and p not in self._own
+        ]
         self._is_synced = False
         self._is_armed = False  # the reducer waits for every parameter of a forward
         self._is_alone = False
+        self._stand_in = self._trained[:1] if model.find_unused_parameters else []
+        self._is_standing_in = False
+        self._is_stand_in_used = False
+        for parameter in self._stand_in:
+            parameter.register_post_accumulate_grad_hook(self._note_used)
         model.register_forward_pre_hook(self._note_forward)
 
     def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
         """Start a window whose gradients are not added up yet."""
         self._is_synced = False
         self._is_armed = False
+        self._is_stand_in_used = False
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Have DDP reduce in the backward of this microbatch, or not; it asks in the forward."""
@@ -78,6 +92,17 @@ class DataParallel:
         if not self._is_armed:
             nothing = self._through_ddp(nothing)
         nothing.backward(torch.zeros_like(nothing))  # type: ignore[no-untyped-call]
+        self._is_standing_in = False
+
+    def claims(self) -> list[float]:
+        """Say whether a batch of this rank has used the parameter that stands in for a batch."""
+        return [float(self._is_stand_in_used)] if self._stand_in else []
+
+    def settle(self, sums: Sequence[float]) -> None:
+        """Take its gradient from a parameter that no batch of any rank has used."""
+        for parameter, num_used in zip(self._stand_in, sums, strict=True):
+            if not num_used:
+                parameter.grad = None
 
     def forget_calls(self) -> None:
         """None is run again."""
@@ -104,6 +129,9 @@ class DataParallel:
         """Those DDP was told to ignore, such as a rank's experts."""
         return parameter in self._own
 
+    def _note_used(self, parameter: Tensor) -> None:
+        self._is_stand_in_used = self._is_stand_in_used or not self._is_standing_in
+
     def _note_forward(self, module: nn.Module, args: Any) -> None:
         if self._model.require_backward_grad_sync and torch.is_grad_enabled():
             self._is_armed = True
@@ -111,16 +139,22 @@ class DataParallel:
     def _nothing(self) -> Tensor:
         """Give 0 as a function of the parameters that DDP reduces.
 
-        Where DDP looks for unused parameters it reduces those that no rank has used, too, if one is
-        in here; so then it is one alone, that was used if any was.
+        Where DDP looks for unused parameters it gives a gradient to all that are in here, so that
+        it is one alone. Should no rank have used that one, it loses it again in `settle`.
         """
-        parameters = [
-            p for p in self._model.module.parameters() if p.requires_grad and p not in self._own
-        ]
+        parameters = [p for p in self._trained if p.requires_grad]
         if self._model.find_unused_parameters:
             used = [p for p in parameters if p.grad is not None]
-            parameters = (used or parameters)[:1]
-        return sum((p.flatten()[:1].sum() * 0.0 for p in parameters), torch.zeros(()))
+            parameters = (used or self._stand_in or parameters)[:1]
+        zero = torch.zeros((), device=parameters[0].device)
+        self._is_standing_in = True
+        return sum((self._touched(p) for p in parameters), zero) * 0.0
+
+    def _touched(self, parameter: Tensor) -> Tensor:
+        if parameter not in self._sparse:
+            return parameter.flatten()[:1].sum()
+        first = torch.zeros((1,), dtype=torch.int64, device=parameter.device)
+        return nn.functional.embedding(first, parameter, sparse=True).sum()
 
     def _reset(self) -> None:
         self._is_armed = False

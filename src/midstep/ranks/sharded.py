@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -69,15 +67,21 @@ class FullySharded:
         self._modules = modules
         self._roots = roots_of(modules)
         self._sharding = sharding
-        groups = _data_parallel_groups(modules)
-        self.data_parallel_size = 1
-        for group in groups:
-            self.data_parallel_size *= dist.get_world_size(group)
+        widest = max(fsdp_groups(modules), key=lambda group: group.data_parallel_size)
+        groups = widest.process_groups
+        self.data_parallel_size = widest.data_parallel_size
         for module in modules:
             # Sums over the ranks, not means; gloo and some NCCL versions have no scaled sum.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self._unsharded = Unsharded(model, modules, groups, world)
+        # Added up over some of the ranks that see different data, so others must hold another one.
+        self._narrow = {
+            p
+            for group in fsdp_groups(modules)
+            if group.data_parallel_size < self.data_parallel_size
+            for p in group.sharded
+        }
         self._calls = Calls(model, self._roots, world)
         self._num_run = 0
         self._num_microbatches = 0
@@ -116,6 +120,13 @@ class FullySharded:
             self._is_synced = True
             self._unsharded.add_up()
 
+    def claims(self) -> list[float]:
+        """Nothing to claim."""
+        return []
+
+    def settle(self, sums: Sequence[float]) -> None:
+        """Nothing is open."""
+
     def forget_calls(self) -> None:
         """Run none of the last forwards again: 0 times what is not finite would not be 0."""
         self._calls.kept = []
@@ -145,8 +156,8 @@ class FullySharded:
         return [t for group in fsdp_groups(self._modules) for t in group.hidden_gradients()]
 
     def is_own(self, parameter: Tensor) -> bool:
-        """Those FSDP2 leaves alone and only some ranks have, such as a rank's experts."""
-        return self._unsharded.is_own(parameter)
+        """Those only some ranks have, such as their experts: sharded among them, or left alone."""
+        return parameter in self._narrow or self._unsharded.is_own(parameter)
 
     def _set(self) -> None:
         is_last = self._num_run == self._num_microbatches and not self._is_alone
@@ -192,16 +203,3 @@ def _zero_of(call: Call) -> Tensor:
         )
     whole = [s.full_tensor() if isinstance(s, DTensor) else s for s in sums]
     return torch.stack([s.float() for s in whole]).sum()
-
-
-def _data_parallel_groups(modules: Sequence[FSDPModule]) -> list[dist.ProcessGroup]:
-    """The process groups that the data is split over: those of the widest mesh there is."""
-    widest: list[Any] = []
-    most = 0
-    for group in fsdp_groups(modules):
-        size = 1
-        for process_group in group.process_groups:
-            size *= dist.get_world_size(process_group)
-        if size > most:
-            most, widest = size, group.process_groups
-    return widest

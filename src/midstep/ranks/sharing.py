@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import hashlib
 import math
-import sys
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from .joint import joint_norm
 from .locals import local_gradient
 from .parallel import Parallel
 from .world import World
@@ -116,16 +116,16 @@ class Sharing:
         self._require_aligned()
         if not self.has_own:
             wholes, sums = self._combined(parts, p, ride)
-            return wholes, _joint(wholes, p), sums
+            return wholes, joint_norm(wholes, p), sums
         # A position holds one tensor of each owner, so whose part it is must be known.
         count = len(parts)
         rows = self.world.gather([*parts, *ride])
         sums = [sum(column) for column in zip(*(row[count:] for row in rows), strict=True)]
+        holders = {i: self.members(parameter) for i, parameter in owners.items()}
         wholes = [
-            _joint([rows[rank][i] for rank in self.members(owners[i])], p) if i in owners else 0.0
-            for i in range(count)
+            joint_norm([rows[rank][i] for rank in holders.get(i, ())], p) for i in range(count)
         ]
-        return wholes, _joint([part for row in rows for part in row[:count]], p), sums
+        return wholes, joint_norm([part for row in rows for part in row[:count]], p), sums
 
     def _require_aligned(self) -> None:
         if not self.is_aligned:
@@ -148,7 +148,8 @@ class Sharing:
             if all(total < math.inf for total in sums[:count]) and not sums[count]:
                 return [total ** (1.0 / p) for total in sums[:count]], known
         rows = self.world.gather([*parts, *(ride if known is None else ())])
-        wholes = [_joint(column, p) for column in zip(*(row[:count] for row in rows), strict=True)]
+        columns = zip(*(row[:count] for row in rows), strict=True)
+        wholes = [joint_norm(column, p) for column in columns]
         if known is None:
             known = [sum(column) for column in zip(*(row[count:] for row in rows), strict=True)]
         return wholes, known
@@ -163,14 +164,3 @@ def _power(norm: float, p: float) -> float:
         return math.pow(norm, p)
     except OverflowError:
         return math.inf
-
-
-def _joint(parts: Sequence[float], p: float) -> float:
-    """The norm of parts taken together, at any magnitude; nan when any is."""
-    if any(math.isnan(part) for part in parts):
-        return math.nan
-    top = max(parts, default=0.0)
-    if math.isinf(p) or top == 0.0 or math.isinf(top):
-        return top
-    total = top * math.pow(math.fsum(math.pow(n / top, p) for n in parts), 1.0 / p)
-    return min(total, sys.float_info.max)
