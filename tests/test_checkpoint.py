@@ -589,3 +589,21 @@ def test_the_loaded_state_is_the_updaters_own(tmp_path: Path) -> None:
     )
     ms.load(tmp_path / "checkpoint.pt", two)
     assert everything(two) == before
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+def test_a_bit_flipped_in_a_tensor_is_named_and_changes_nothing(
+    share: float, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    weight = torch.nn.Linear(64, 64)
+    updater = ms.Updater(weight, torch.optim.SGD(weight.parameters(), lr=0.1))
+    ms.save(path, updater)
+    content = bytearray(path.read_bytes())
+    start = bytes(content).index(weight.weight.detach().numpy().tobytes())
+    content[start + int(share * weight.weight.numel()) * 4] ^= 1
+    path.write_bytes(content)
+    before = weight.weight.detach().clone()
+    with pytest.raises(ms.CheckpointError, match="cannot be read as a checkpoint"):
+        ms.load(path, updater)
+    assert torch.equal(weight.weight, before)
