@@ -29,7 +29,7 @@ def test_a_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("langauge", "Did you mean `language`"),
+        ("languages", "Did you mean `language`"),
         ("mine", "did you mean the file `mine.py`"),
         ("other.py", "no such file"),
         ("folder.py", "no such file"),
