@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 TIERS = (
     ("errors", "records", "schedules", "arithmetic"),
     ("defects", "findings", "clock", "terms"),
-    ("snapshot", "sinks", "batches", "stream", "losses"),
+    ("snapshot", "sinks", "batches", "stream", "losses", "reference"),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds"),
     (
@@ -39,11 +39,11 @@ TIERS = (
         "verify",
         "lr_range",
         "compare",
-        "planning",
-        "recompute",
+        "recomputing",
         "contrastive",
         "batchnorm",
     ),
+    ("planning",),  # measures recompute, too
 )
 # Beside the tiers: they read text and records, and know nothing of how a step is made.
 SIDE = ("lint", "audit.checks", "audit.recorder", "audit", "report")

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     from midstep.precision import BF16, FP16, FP32
     from midstep.ranks.sharded import Sharding
     from midstep.recipes.recipe import Recipe
+    from midstep.recomputing import recompute
     from midstep.records import UpdateRecord, Verdict
     from midstep.sinks import JsonLines
     from midstep.updater import Updater
@@ -88,6 +89,7 @@ _PUBLIC = {
     "save": "checkpoint",
     "load": "checkpoint",
     "Recipe": "recipes.recipe",
+    "recompute": "recomputing",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
     "NonFiniteGradient": "errors",
@@ -132,6 +134,7 @@ __all__ = [
     "save",
     "load",
     "Recipe",
+    "recompute",
     "MidstepError",
     "EmptyWindow",
     "NonFiniteGradient",
