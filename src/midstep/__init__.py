@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     )
     from midstep.losses import LossSum, cross_entropy
     from midstep.nonfinite import Raise, Skip
+    from midstep.planning import plan
     from midstep.precision import BF16, FP16, FP32
     from midstep.ranks.sharded import Sharding
     from midstep.recipes.recipe import Recipe
@@ -89,6 +90,7 @@ _PUBLIC = {
     "save": "checkpoint",
     "load": "checkpoint",
     "Recipe": "recipes.recipe",
+    "plan": "planning",
     "recompute": "recomputing",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
@@ -134,6 +136,7 @@ __all__ = [
     "save",
     "load",
     "Recipe",
+    "plan",
     "recompute",
     "MidstepError",
     "EmptyWindow",

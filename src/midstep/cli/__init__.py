@@ -15,6 +15,7 @@ import typer
 from .. import __version__
 from .failures import FINE, fail, period
 from .figures import figures
+from .plan import plan
 from .train import train
 
 __all__ = ["main", "run"]
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(figures)
+app.command()(plan)
 
 
 def _print_version(wanted: bool) -> None:
