@@ -32,7 +32,9 @@ TIERS = (
         "rates",
         "stepping",
     ),
-    ("feed", "measuring"),
+    ("feed", "measuring", "ending"),
+    ("unread",),
+    ("late",),
     ("updater",),
     (
         "checkpoint",

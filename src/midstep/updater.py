@@ -21,16 +21,17 @@ from .clip.norm import ByGlobalNorm
 from .clip.rule import Attempt, Decision, Rule
 from .clock import Clock
 from .cutting import Count, Cut, Cutting, cut_of, cutting_of
+from .ending import UNDECIDED, Books, Ending, total_of
 from .errors import WindowError
 from .feed import Feed
 from .gradients import Gradients
+from .late import Late
 from .measuring import is_finite_here, measured
 from .nonfinite import Policy, Raise
 from .precision import FP32, LossScale, Precision, autocast_of
 from .ranks import ranks_of
 from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
-from .sinks import Guarded
 from .snapshot import RandomState
 from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, stage_of, step
 from .window import Driver, Loss, Window
@@ -42,8 +43,6 @@ __all__ = ["Updater"]
 
 Batch = TypeVar("Batch")
 LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
-
-_UNDECIDED = Decision(clipped=False, coefficient=None)
 
 
 class Updater:
@@ -58,7 +57,7 @@ class Updater:
 
     Costs beside forward, backward and the optimizer: one read of the gradients (their norm), and
     one multiplication where a division, a loss scale or a clip coefficient is open and the
-    optimizer is not fused. On an accelerator one host sync an update.
+    optimizer is not fused. No host sync on an accelerator where the updater is lazy, one elsewhere.
 
     Args:
         model: Whose parameters are trained; may be compiled or wrapped.
@@ -75,11 +74,13 @@ class Updater:
             hold the same ones; None for never. Costs a read of them.
         sinks: Called with each record, on every rank. One that fails warns once and never stops
             the run.
+        lazy: Leave each verdict on the device and tell the host one update later, so that no update
+            waits; see `settle`. None does so on an accelerator where every stage can.
 
     Raises:
         TypeError: The optimizer wants a closure, or a stage is no stage.
-        ValueError: The precision cannot train these parameters, or the scheduler is another
-            optimizer's.
+        ValueError: The precision cannot train these parameters, the scheduler is another
+            optimizer's, or a stage needs the host and `lazy=True`.
         NotImplementedError: The model is wrapped in FSDP1.
 
     Warns:
@@ -113,6 +114,7 @@ class Updater:
         sharding: Sharding | None = None,
         check_replicas_every: int | None = None,
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
+        lazy: bool | None = None,
     ) -> None:
         check_optimizer(optimizer)
         self.model = model
@@ -124,12 +126,20 @@ class Updater:
         self.empty: Policy = stage_of("empty", empty, Raise(), "goes_on")
         self.averaged_model = averaged_model
         self.rates: Rates = rates_of(optimizer, schedule)
-        self.loss_scale: LossScale = self.precision.loss_scale()
-        self.clock = Clock()
         report_strangers(model, optimizer)
-        parameters = parameters_of(optimizer)
-        names = names_of(model, parameters)
+        names = names_of(model, parameters := parameters_of(optimizer))
         self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
+        self._books = Books(self.precision.loss_scale(), self.rates, sinks, self._ranks)
+        self._late = Late(
+            optimizer,
+            self.clip,
+            self.nonfinite,
+            books=self._books,
+            commit=self._commit,
+            names=names,
+            wanted=lazy,
+            has_ranks=self._ranks is not None,
+        )
         driver = Driver(
             step=self._finish,
             gradients=self._bring,
@@ -137,11 +147,23 @@ class Updater:
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
+            is_lazy=self._late.is_on,
         )
         self._feed = Feed(model, optimizer, driver)
         self._empty = self.empty
         self._rerun: Callable[[], int | None] | None = None
-        self._sinks = [Guarded(sink) for sink in sinks]
+
+    @property
+    def clock(self) -> Clock:
+        """The clocks of the run. Settles first."""
+        self.settle()
+        return self._books.clock
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale. Settles first."""
+        self.settle()
+        return self._books.loss_scale
 
     # -- the doors ------------------------------------------------------------------------------
 
@@ -188,13 +210,13 @@ class Updater:
         yield from self._feed.windows(
             batches, way, count, lambda cut: self._begin(cut, empty, is_counted)
         )
-        self.clock.epoch += 1
+        self.clock.epoch += 1  # settles, so that the last record of a pass reaches the sinks
 
     def _begin(
         self, cut: Cut[Batch] | None, empty: Policy, is_counted: bool
     ) -> Window[Batch] | None:
         self._empty = empty
-        return self._feed.begin(cut, scale=self.loss_scale.value, is_counted=is_counted)
+        return self._feed.begin(cut, scale=self._books.loss_scale.ahead, is_counted=is_counted)
 
     def update(
         self,
@@ -258,7 +280,22 @@ class Updater:
         Raises:
             ValueError: The schedule takes no metric.
         """
+        self.settle()
         self.rates.report(metric)
+
+    def settle(self) -> None:
+        """Have the last update told to the host, if it is not yet: one host sync.
+
+        Only a lazy updater has anything to settle. It does so by itself before each step, when a
+        field of the record, the clock or the state is read, and when `windows` ends; until then
+        schedule, averaged model and sinks are one update behind. A loop that ends in another way
+        calls this once, so that the last record reaches the sinks.
+
+        Raises:
+            NonFiniteGradient: By policy, of the last update. Nothing was touched.
+            CountMismatch: As in `Window.backward`; nothing was touched.
+        """
+        self._late.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """Give everything but model, optimizer and random state, as plain values and tensors.
@@ -271,13 +308,9 @@ class Updater:
                 "The state was asked for inside a window, whose gradients would be lost. Save "
                 "after `window.step()`."
             )
-        return {
-            "clock": self.clock.state_dict(),
-            "loss_scale": self.loss_scale.state_dict(),
-            "rates": self.rates.state_dict(),
-            "clip": self.clip.state_dict(),
-            "cursor": self._feed.cursor.state_dict(),
-        }
+        self.settle()
+        of_others = {"clip": self.clip.state_dict(), "cursor": self._feed.cursor.state_dict()}
+        return self._books.state_dict() | of_others
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier run; the next `windows` reads on at its place, where one is given.
@@ -285,10 +318,9 @@ class Updater:
         Raises:
             ValueError: The loss scale is on in one run and off in the other.
         """
-        self.loss_scale.load_state_dict(state["loss_scale"])
-        self.clock.load_state_dict(state["clock"])
+        self._late.forget()  # of weights that are about to be replaced
+        self._books.load_state_dict(state)
         self.clip.load_state_dict(state["clip"])
-        self.rates.load_state_dict(state["rates"], self.clock.step)
         if "cursor" in state:
             self._feed.cursor.load_state_dict(state["cursor"])
 
@@ -296,22 +328,26 @@ class Updater:
 
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
+        self.settle()
         gradients = measured(window, self.optimizer, self.clip, self._ranks)
         if not any(window.denominators.values()):
             return self._end_empty(window)
-        gradients.mul_(window.unit)
+        if self._late.can_take(gradients):
+            seconds = time.perf_counter() - self._feed.started
+            record = self._late.launch(window, gradients, seconds=seconds)
+            self._feed.end(window)
+            return record
+        gradients.mul_(float(window.unit))
         grad_norm = gradients.norm(self.clip.p)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
-        clock, means = self.clock, window.tally.loss_means()
-        attempt = Attempt(clock.step, _total(means), skipped_in_a_row=clock.skipped_in_a_row)
+        clock, means = self._books.clock, window.tally.loss_means()
+        attempt = Attempt(clock.step, total_of(means), skipped_in_a_row=clock.skipped_in_a_row)
         decision = self.clip.decide(gradients, attempt)
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
         step(self.optimizer, gradients)
-        self.clip.commit(decision)
-        if self.averaged_model is not None:
-            self.averaged_model.update_parameters(self.model)
+        self._commit(decision)
         return self._end(window, Verdict.APPLIED, grad_norm, decision)
 
     def _end(
@@ -319,52 +355,33 @@ class Updater:
         window: Window[Any],
         verdict: Verdict,
         grad_norm: float | None = None,
-        decision: Decision = _UNDECIDED,
+        decision: Decision = UNDECIDED,
         num_nonfinite: int = 0,
     ) -> UpdateRecord:
         """Tick the clocks, each by its own rule, and write the record."""
-        lr = lr_of(self.optimizer)  # before the schedule moves it
+        seconds = time.perf_counter() - self._feed.started
+        lr, scale = lr_of(self.optimizer), float(window.scale)  # before the clocks move them
         self._feed.end(window)
-        self.clock.tick(
-            verdict,
-            num_microbatches=window.num_microbatches,
-            denominators=window.denominators,
-        )
-        loss_means = window.tally.loss_means()
-        if verdict is not Verdict.SKIPPED_EMPTY:
-            self.loss_scale.update(found_inf=verdict is Verdict.SKIPPED_NONFINITE)
-        if verdict.applied:
-            self.rates.tick(self.clock.step)
-        else:
+        ending = Ending(verdict, lr, scale, seconds, grad_norm, decision, num_nonfinite)
+        record = self._books.tick(window, ending)
+        if not verdict.applied:
             self._feed.clear()
-        record = UpdateRecord(
-            update=self.clock.update,
-            step=self.clock.step,
-            verdict=verdict,
-            num_microbatches=window.num_microbatches,
-            denominators=window.denominators,
-            loss_means=loss_means,
-            loss_mean=_total(loss_means),
-            grad_norm=grad_norm,
-            clip_coefficient=decision.coefficient,
-            clipped=decision.clipped,
-            lr=lr,
-            loss_scale=window.scale,
-            num_nonfinite=num_nonfinite,
-            seconds=time.perf_counter() - self._feed.started,
-        )
-        for sink in self._sinks:
-            sink(record)
-        if verdict.applied and self._ranks is not None:
-            self._ranks.check_replicas(self.clock.step)
+        self._books.publish(record)
         return record
 
+    def _commit(self, decision: Decision) -> None:
+        """Take an applied update into what remembers them; the weights are still its own."""
+        self.clip.commit(decision)
+        if self.averaged_model is not None:
+            self.averaged_model.update_parameters(self.model)
+
     def _end_empty(self, window: Window[Any]) -> UpdateRecord:
-        if self._empty.goes_on(self.clock.skipped_in_a_row, explained=False):
+        clock = self._books.clock
+        if self._empty.goes_on(clock.skipped_in_a_row, explained=False):
             return self._end(window, Verdict.SKIPPED_EMPTY)
         self._feed.end(window)
         self._feed.clear()
-        raise empty_error(window.num_microbatches, update=self.clock.update + 1)
+        raise empty_error(window.num_microbatches, update=clock.update + 1)
 
     def _end_nonfinite(
         self, window: Window[Any], gradients: Gradients, grad_norm: float
@@ -372,8 +389,9 @@ class Updater:
         names = names_of(self.model, gradients.parameters)
         # By the losses alone: a look sees an overflow that the scale explains, too.
         culprit = Culprit.found(self._ranks, gradients, names, window.tally.first_nonfinite())
-        explained = culprit.microbatch is None and self.loss_scale.explains_overflow()
-        if self.nonfinite.goes_on(self.clock.skipped_in_a_row, explained=explained):
+        explained = culprit.microbatch is None and self._books.loss_scale.explains_overflow()
+        clock = self._books.clock
+        if self.nonfinite.goes_on(clock.skipped_in_a_row, explained=explained):
             num = culprit.num_nonfinite
             return self._end(window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=num)
         find = window.first_nonfinite if self.nonfinite.every_microbatch else self._rerun
@@ -382,18 +400,13 @@ class Updater:
             culprit = Culprit.found(self._ranks, None, (), find(), culprit.parameters)
         self._feed.end(window)
         self._feed.clear()
-        raise culprit.error(update=self.clock.update + 1)
+        raise culprit.error(update=clock.update + 1)
 
     def _bring(self, window: Window[Any]) -> None:
         gradients = measured(window, self.optimizer, self.clip, self._ranks)
         if any(window.denominators.values()):
-            gradients.mul_(window.unit)
+            gradients.mul_(float(window.unit))
             gradients.apply_()
 
     def _look(self) -> bool:
         return is_finite_here(self.optimizer, self._ranks)
-
-
-def _total(loss_means: Mapping[str, float | None]) -> float | None:
-    found = [mean for mean in loss_means.values() if mean is not None]
-    return sum(found) if found else None

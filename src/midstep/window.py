@@ -43,6 +43,7 @@ class Driver:
         autocast: Opens the autocast of one forward; None where there is none.
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
+        is_lazy: Whether losses, and counts that they carry, are read one update later.
     """
 
     step: Callable[[Window[Any]], UpdateRecord]
@@ -51,6 +52,7 @@ class Driver:
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
+    is_lazy: bool = False
 
     @property
     def needs_forward(self) -> bool:
@@ -141,7 +143,7 @@ class Window(Generic[Batch]):
         cut: Cut[Batch],
         driver: Driver,
         *,
-        scale: float,
+        scale: float | Tensor,
         num_in_all: int | None = None,
         divisor: float | None = None,
     ) -> None:
@@ -151,7 +153,7 @@ class Window(Generic[Batch]):
         self._num_backward = 0
         self._first_bad: int | None = None
         self._is_settled = False
-        self.tally = Tally(cut.counts)
+        self.tally = Tally(cut.counts, is_lazy=driver.is_lazy)
         ranks = driver.ranks
         self._seeds = Seeds(
             scale,
@@ -174,8 +176,8 @@ class Window(Generic[Batch]):
             yield batch
 
     @property
-    def scale(self) -> float:
-        """What every loss of this window is multiplied by in backward."""
+    def scale(self) -> float | Tensor:
+        """What every loss of this window is multiplied by in backward; maybe on the device yet."""
         return self._seeds.scale
 
     @property
@@ -344,7 +346,7 @@ class Window(Generic[Batch]):
         self._is_settled = True
 
     @property
-    def unit(self) -> float:
+    def unit(self) -> float | Tensor:
         """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
         return 1.0 if self._is_settled else self._seeds.unit
 
@@ -359,7 +361,7 @@ class Window(Generic[Batch]):
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
         cut = dataclasses.replace(self._cut, pull=pull)
         # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
-        driver = dataclasses.replace(self._driver, look=look, drop=Window.end)
+        driver = dataclasses.replace(self._driver, look=look, drop=Window.end, is_lazy=False)
         again = Window(cut, driver, scale=self.scale)
         again.tally.agree(self.denominators, {})
         return again
