@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .clip.rule import Decision
+from .clip.rule import Attempt, Decision
 from .clock import Clock
 from .precision import LossScale
 from .rates import Rates
@@ -34,6 +34,7 @@ class Ending:
         grad_norm: Before clipping; None where there was none.
         decision: What the clip rule said.
         num_nonfinite: Entries of the gradient that were inf or nan.
+        extra: What observers added.
     """
 
     verdict: Verdict
@@ -43,6 +44,7 @@ class Ending:
     grad_norm: float | None = None
     decision: Decision = UNDECIDED
     num_nonfinite: int = 0
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Books:
@@ -70,6 +72,11 @@ class Books:
         self.rates = rates
         self._sinks = [Guarded(sink) for sink in sinks]
         self._ranks = ranks
+
+    def attempt(self, window: Window[Any]) -> Attempt:
+        """What a clip rule may know of an update."""
+        clock, loss_mean = self.clock, total_of(window.tally.loss_means())
+        return Attempt(clock.step, loss_mean, skipped_in_a_row=clock.skipped_in_a_row)
 
     def tick(self, window: Window[Any], ending: Ending) -> UpdateRecord:
         """Tick every clock that this ending moves, and write the record."""
@@ -103,6 +110,7 @@ class Books:
             loss_scale=ending.loss_scale,
             num_nonfinite=ending.num_nonfinite,
             seconds=ending.seconds,
+            extra=ending.extra,
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ cleared, nothing ticked, its batches passed over, so that the next window is exa
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from .cursor import Cursor
 from .cutting import Count, Cut, Cutting
+from .observers.observing import Observing
 from .seeds import power_of_two
 from .window import Driver, Window
 
@@ -30,6 +32,7 @@ class Feed:
         model: Whose gradients are cleared.
         optimizer: Whose gradients are cleared, too, those of groups added later included.
         driver: What each window needs of the updater.
+        observing: Told when a window begins and ends.
 
     Attributes:
         cursor: Where in the data the run is.
@@ -41,6 +44,7 @@ class Feed:
 
     __slots__ = (
         "_driver",
+        "_observing",
         "_optimizer",
         "_parameters",
         "cursor",
@@ -49,10 +53,23 @@ class Feed:
         "window",
     )
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, driver: Driver) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        driver: Driver,
+        observing: Observing,
+    ) -> None:
         self._parameters = list(model.parameters())
         self._optimizer = optimizer
         self._driver = driver
+        if observing.watches_microbatches:
+            self._driver = dataclasses.replace(
+                driver,
+                before_backward=observing.before_backward,
+                after_backward=observing.after_backward,
+            )
+        self._observing = observing
         self.cursor = Cursor()
         self.window: Window[Any] | None = None
         self.started = 0.0
@@ -111,6 +128,7 @@ class Feed:
         if ranks is None:
             assert cut is not None
             self.window = window = Window(cut, self._driver, scale=scale)
+            self._observing.begin(window)
             return window
         has_cut = cut is not None
         cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
@@ -128,6 +146,7 @@ class Feed:
         )
         window.tally.agree(opening.denominators, {})
         self.window = window
+        self._observing.begin(window)
         return window
 
     def end(self, window: Window[Any]) -> None:
@@ -141,6 +160,7 @@ class Feed:
 
     def _close(self, window: Window[Any]) -> None:
         window.end()
+        self._observing.end()
         self.window = None
         self.cursor.mark()
 

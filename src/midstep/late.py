@@ -9,7 +9,7 @@ out not to be sound has changed nothing: the kernel left weights and optimizer s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from .clip.rule import DecidesUnread, Decision, Rule
 from .ending import Books
 from .gradients import Gradients
 from .nonfinite import Policy
+from .observers.observer import Subject
+from .observers.observing import Observing
 from .records import UnreadRecord
-from .stepping import is_begun, parameters_of, skips_on_device
+from .stepping import is_begun, skips_on_device
 from .unread import Unread, launched
 from .window import Window
 
@@ -31,14 +33,13 @@ class Late:
     """At most one update that was launched and not settled.
 
     Args:
-        optimizer: What steps.
+        subject: What is trained, and by what.
         rule: What clips.
         nonfinite: What to do with an update that was not sound.
         books: What ticks and writes the record.
         commit: Called with the decision on an update that was applied.
-        names: Of the parameters, in the optimizer's order.
+        observing: Who looks at updates; gives what a record holds beside its own fields.
         wanted: Whether the caller asks for it; None for where it pays.
-        has_ranks: Whether there is a process group.
 
     Attributes:
         is_on: Whether any update is launched at all.
@@ -49,31 +50,37 @@ class Late:
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
+        subject: Subject,
         rule: Rule,
         nonfinite: Policy,
-        *,
         books: Books,
         commit: Callable[[Decision], None],
-        names: Sequence[str],
+        *,
+        observing: Observing,
         wanted: bool | None,
-        has_ranks: bool,
     ) -> None:
-        self._optimizer = optimizer
+        self._optimizer = subject.optimizer
         self._rule = rule
         self._nonfinite = nonfinite
         self._books = books
         self._commit = commit
-        self._names: Mapping[Tensor, str] = dict(zip(parameters_of(optimizer), names, strict=True))
-        why = _why_eager(optimizer, rule, nonfinite, has_ranks=has_ranks)
+        self._extra = observing.extra
+        self._names: Mapping[Tensor, str] = dict(
+            zip(subject.parameters, subject.names, strict=True)
+        )
+        self._unread: Unread | None = None
+        why = _why_eager(subject.optimizer, rule, nonfinite)
+        if subject.ranks is not None:
+            why = "the ranks tell each other on the host what a window is over"
+        elif observing.has_observers:
+            why = "its observers look at every update on the host"
         if wanted and why is not None:
             raise ValueError(
                 f"`Updater(lazy=True)`: {why}; so each update must be looked at before the next "
                 "can begin. Change that, or leave `lazy` out."
             )
-        on_host = any(p.is_cpu for p in parameters_of(optimizer))
+        on_host = any(p.is_cpu for p in subject.parameters)
         self.is_on = wanted if wanted is not None else why is None and not on_host
-        self._unread: Unread | None = None
 
     def can_take(self, gradients: Gradients) -> bool:
         """Whether this update can be launched: dense, on one device, the optimizer begun."""
@@ -113,7 +120,8 @@ class Late:
             return
         clock, loss_scale = self._books.clock, self._books.loss_scale
         told = unread.read()
-        ending = unread.ending(told, loss_scale=loss_scale.value)
+        extra = self._extra(told.decision.threshold if told.is_applied else None)
+        ending = unread.ending(told, loss_scale=loss_scale.value, extra=extra)
         if told.is_applied:
             self._commit(told.decision)
         else:
@@ -133,9 +141,7 @@ class Late:
         self._unread = None
 
 
-def _why_eager(
-    optimizer: torch.optim.Optimizer, rule: Rule, nonfinite: Policy, *, has_ranks: bool
-) -> str | None:
+def _why_eager(optimizer: torch.optim.Optimizer, rule: Rule, nonfinite: Policy) -> str | None:
     """Say what needs the host in every update; None when nothing does."""
     if not skips_on_device(optimizer):
         return (
@@ -149,9 +155,4 @@ def _why_eager(
         )
     if nonfinite.every_microbatch:
         return f"`{nonfinite!r}` looks at the gradients after every microbatch"
-    if has_ranks:
-        return (
-            "there is a process group, and the ranks tell each other on the host what a window is "
-            "over"
-        )
     return None

@@ -9,7 +9,7 @@ is looked at before the next step is launched, when the copy has long arrived.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,12 +56,14 @@ class Unread:
         parameters: Those with a gradient.
         lr: The rate of each group: numbers, or copies of tensors.
         seconds: Until it was launched.
+        threshold: What the clip rule held it against.
     """
 
     window: Window[Any]
     parameters: Sequence[Tensor]
     lr: list[float | Tensor]
     seconds: float
+    threshold: float | None
     _numbers: Tensor
     _event: torch.Event | None
     _record: UnreadRecord | None = None
@@ -91,27 +93,26 @@ class Unread:
         """The first whose loss was not finite, once read."""
         return self.window.tally.first_nonfinite()
 
-    def ending(self, told: Told, *, loss_scale: float) -> Ending:
+    def ending(self, told: Told, *, loss_scale: float, extra: Mapping[str, Any]) -> Ending:
         """How it ended.
 
         Args:
             told: What was read.
             loss_scale: What its losses were multiplied by.
+            extra: What else the record holds.
         """
-        lr = [float(rate) for rate in self.lr]
-        if told.is_applied:
-            return Ending(
-                Verdict.APPLIED, lr, loss_scale, self.seconds, told.grad_norm, told.decision
-            )
-        num = len(told.bad)  # of tensors, each of which has an entry at least
-        return Ending(
-            Verdict.SKIPPED_NONFINITE,
-            lr,
-            loss_scale,
-            self.seconds,
-            told.grad_norm,
-            num_nonfinite=num,
+        ending = Ending(
+            verdict=Verdict.APPLIED if told.is_applied else Verdict.SKIPPED_NONFINITE,
+            lr=[float(rate) for rate in self.lr],
+            loss_scale=loss_scale,
+            seconds=self.seconds,
+            grad_norm=told.grad_norm,
+            extra=extra,
         )
+        if told.is_applied:
+            return dataclasses.replace(ending, decision=told.decision)
+        # The gradients are gone: so many tensors, each of which has an entry at least.
+        return dataclasses.replace(ending, num_nonfinite=len(told.bad))
 
     def read(self) -> Told:
         """Wait until the copy has arrived, which it has long since when another update came.
@@ -131,7 +132,7 @@ class Unread:
         return Told(
             not found_inf,
             norm,
-            Decision(clipped=coefficient != 1.0, coefficient=coefficient),
+            Decision(coefficient != 1.0, coefficient, threshold=self.threshold),
             [i for i, n in enumerate(norms) if not abs(n) < float("inf")],
         )
 
@@ -171,7 +172,7 @@ def launched(
     norms = unread_norms(gradients.tensors, rule.p)
     unit = window.unit
     norm = torch.linalg.vector_norm(norms, rule.p) * unit
-    coefficient = rule.unread_coefficient(norm, step)
+    coefficient, threshold = rule.decide_unread(norm, step)
     factor = coefficient * unit
     is_sound = norm.isfinite() & (factor > _SMALLEST) & (factor < _GREATEST)
     overflow = (~is_sound).float()
@@ -185,7 +186,7 @@ def launched(
     scalars = [norm, coefficient, found_inf, *window.tally.unread_sums()]
     numbers = torch.stack([number.to(device, wide) for number in scalars])
     host, event = _on_the_way(torch.cat([numbers[:3], norms, numbers[3:]]))
-    return Unread(window, gradients.parameters, rates, seconds, host, event)
+    return Unread(window, gradients.parameters, rates, seconds, threshold, host, event)
 
 
 def _kept(lr: float | Tensor) -> float | Tensor:

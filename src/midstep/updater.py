@@ -1,7 +1,7 @@
 """The updater: the one place that knows the order of a step.
 
     window (denominator) -> autocast forward -> seeded backward -> statistics -> policy (verdict)
-      -> clip (factor) -> step -> clocks (loss scale, schedule) -> record -> sinks
+      -> clip (factor) -> step -> clocks (loss scale, schedule) -> record -> observers -> sinks
 
 Every stage is a file of its own and none knows another. `_finish` below is the order.
 """
@@ -16,25 +16,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from .blame import Culprit, empty_error, first_bad_microbatch, names_of, report_strangers
+from .blame import Culprit, empty_error, names_of, report_strangers
 from .clip.norm import ByGlobalNorm
-from .clip.rule import Attempt, Decision, Rule
+from .clip.rule import Decision, Rule
 from .clock import Clock
 from .cutting import Count, Cut, Cutting, cut_of, cutting_of
-from .ending import UNDECIDED, Books, Ending, total_of
+from .ending import UNDECIDED, Books, Ending
 from .errors import WindowError
 from .feed import Feed
 from .gradients import Gradients
 from .late import Late
-from .measuring import is_finite_here, measured
+from .measuring import bring_, is_finite_here, measured
 from .nonfinite import Policy, Raise
+from .observers.observer import Observer, Subject
+from .observers.observing import Observing
+from .passes import LossFunction, Pass
 from .precision import FP32, LossScale, Precision, autocast_of
 from .ranks import ranks_of
 from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
-from .snapshot import RandomState
 from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, stage_of, step
-from .window import Driver, Loss, Window
+from .window import Driver, Window
 
 if TYPE_CHECKING:
     from .ranks.sharded import Sharding
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Updater"]
 
 Batch = TypeVar("Batch")
-LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
 
 
 class Updater:
@@ -72,10 +73,11 @@ class Updater:
         sharding: What FSDP2 trades inside a window, memory for traffic; only for sharded models.
         check_replicas_every: After so many applied updates each, compare the weights of ranks that
             hold the same ones; None for never. Costs a read of them.
+        observers: What looks at updates and adds to their records; see `midstep.observers`.
         sinks: Called with each record, on every rank. One that fails warns once and never stops
             the run.
-        lazy: Leave each verdict on the device and tell the host one update later, so that no update
-            waits; see `settle`. None does so on an accelerator where every stage can.
+        lazy: Leave verdicts on the device; the host is told one update later, so that no update
+            waits (see `settle`). None does so on an accelerator where every stage can.
 
     Raises:
         TypeError: The optimizer wants a closure, or a stage is no stage.
@@ -113,6 +115,7 @@ class Updater:
         averaged_model: AveragesWeights | None = None,
         sharding: Sharding | None = None,
         check_replicas_every: int | None = None,
+        observers: Sequence[Observer] = (),
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
         lazy: bool | None = None,
     ) -> None:
@@ -130,26 +133,20 @@ class Updater:
         names = names_of(model, parameters := parameters_of(optimizer))
         self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
         self._books = Books(self.precision.loss_scale(), self.rates, sinks, self._ranks)
-        self._late = Late(
-            optimizer,
-            self.clip,
-            self.nonfinite,
-            books=self._books,
-            commit=self._commit,
-            names=names,
-            wanted=lazy,
-            has_ranks=self._ranks is not None,
-        )
+        subject = Subject(model, optimizer, parameters, names, self._ranks)
+        self._observing = Observing(observers, subject, self._books.clock, names_of)
+        order = (self.clip, self.nonfinite, self._books, self._commit)
+        self._late = Late(subject, *order, observing=self._observing, wanted=lazy)
         driver = Driver(
             step=self._finish,
-            gradients=self._bring,
+            gradients=lambda window: bring_(window, optimizer, self.clip, self._ranks),
             drop=lambda window: self._feed.drop(window),  # noqa: PLW0108 - the feed is made next
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
             is_lazy=self._late.is_on,
         )
-        self._feed = Feed(model, optimizer, driver)
+        self._feed = Feed(model, optimizer, driver, self._observing)
         self._empty = self.empty
         self._rerun: Callable[[], int | None] | None = None
 
@@ -252,19 +249,10 @@ class Updater:
             begun = self._begin(cut, self.empty, count is not None)
             assert begun is not None  # there is a cut
             window = begun
-        draws: list[RandomState] = []
-        seen: list[Batch] = []
+        passed = Pass(window, self.model, loss)
         try:
-            for batch in window:
-                if not draws or window.is_read_as_it_goes:  # reading a batch may draw, too
-                    draws.append(RandomState.capture_torch())
-                seen.append(batch)
-                with window.forward():
-                    value = loss(self.model, batch)
-                window.backward(value)
-            self._rerun = lambda: first_bad_microbatch(
-                window.again(seen, self._look), self.model, loss, draws, self._ranks
-            )
+            passed.run()
+            self._rerun = lambda: passed.first_bad_microbatch(self._look, self._ranks)
             return window.step()
         finally:
             self._rerun = None
@@ -284,16 +272,13 @@ class Updater:
         self.rates.report(metric)
 
     def settle(self) -> None:
-        """Have the last update told to the host, if it is not yet: one host sync.
+        """Have the last update of a lazy updater told to the host: one host sync.
 
-        Only a lazy updater has anything to settle. It does so by itself before each step, when a
-        field of the record, the clock or the state is read, and when `windows` ends; until then
-        schedule, averaged model and sinks are one update behind. A loop that ends in another way
-        calls this once, so that the last record reaches the sinks.
+        It is told anyway before the next step, when its record, the clock or the state is read, and
+        when `windows` ends. Until then schedule, averaged model and sinks are one update behind.
 
         Raises:
             NonFiniteGradient: By policy, of the last update. Nothing was touched.
-            CountMismatch: As in `Window.backward`; nothing was touched.
         """
         self._late.settle()
 
@@ -309,8 +294,11 @@ class Updater:
                 "after `window.step()`."
             )
         self.settle()
-        of_others = {"clip": self.clip.state_dict(), "cursor": self._feed.cursor.state_dict()}
-        return self._books.state_dict() | of_others
+        return self._books.state_dict() | {
+            "clip": self.clip.state_dict(),
+            "cursor": self._feed.cursor.state_dict(),
+            "observers": self._observing.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier run; the next `windows` reads on at its place, where one is given.
@@ -321,6 +309,7 @@ class Updater:
         self._late.forget()  # of weights that are about to be replaced
         self._books.load_state_dict(state)
         self.clip.load_state_dict(state["clip"])
+        self._observing.load_state_dict(state.get("observers", {}))
         if "cursor" in state:
             self._feed.cursor.load_state_dict(state["cursor"])
 
@@ -329,7 +318,9 @@ class Updater:
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
         self.settle()
-        gradients = measured(window, self.optimizer, self.clip, self._ranks)
+        observing = self._observing
+        each = observing.needs_each
+        gradients = measured(window, self.optimizer, self.clip, self._ranks, each=each)
         if not any(window.denominators.values()):
             return self._end_empty(window)
         if self._late.can_take(gradients):
@@ -339,14 +330,16 @@ class Updater:
             return record
         gradients.mul_(float(window.unit))
         grad_norm = gradients.norm(self.clip.p)
+        observing.on_gradients(gradients)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
-        clock, means = self._books.clock, window.tally.loss_means()
-        attempt = Attempt(clock.step, total_of(means), skipped_in_a_row=clock.skipped_in_a_row)
+        attempt = self._books.attempt(window)
         decision = self.clip.decide(gradients, attempt)
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
+        observing.before_step(gradients)
         step(self.optimizer, gradients)
+        observing.after_step(gradients)
         self._commit(decision)
         return self._end(window, Verdict.APPLIED, grad_norm, decision)
 
@@ -359,10 +352,11 @@ class Updater:
         num_nonfinite: int = 0,
     ) -> UpdateRecord:
         """Tick the clocks, each by its own rule, and write the record."""
+        extra = self._observing.extra(decision.threshold)
         seconds = time.perf_counter() - self._feed.started
         lr, scale = lr_of(self.optimizer), float(window.scale)  # before the clocks move them
         self._feed.end(window)
-        ending = Ending(verdict, lr, scale, seconds, grad_norm, decision, num_nonfinite)
+        ending = Ending(verdict, lr, scale, seconds, grad_norm, decision, num_nonfinite, extra)
         record = self._books.tick(window, ending)
         if not verdict.applied:
             self._feed.clear()
@@ -392,8 +386,8 @@ class Updater:
         explained = culprit.microbatch is None and self._books.loss_scale.explains_overflow()
         clock = self._books.clock
         if self.nonfinite.goes_on(clock.skipped_in_a_row, explained=explained):
-            num = culprit.num_nonfinite
-            return self._end(window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=num)
+            verdict, num = Verdict.SKIPPED_NONFINITE, culprit.num_nonfinite
+            return self._end(window, verdict, grad_norm, num_nonfinite=num)
         find = window.first_nonfinite if self.nonfinite.every_microbatch else self._rerun
         if find is not None and (culprit.microbatch is None or self.nonfinite.every_microbatch):
             self._feed.clear()
@@ -401,12 +395,6 @@ class Updater:
         self._feed.end(window)
         self._feed.clear()
         raise culprit.error(update=clock.update + 1)
-
-    def _bring(self, window: Window[Any]) -> None:
-        gradients = measured(window, self.optimizer, self.clip, self._ranks)
-        if any(window.denominators.values()):
-            gradients.mul_(float(window.unit))
-            gradients.apply_()
 
     def _look(self) -> bool:
         return is_finite_here(self.optimizer, self._ranks)

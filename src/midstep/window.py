@@ -14,7 +14,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from .cutting import Cut
 from .errors import WindowError
+from .forward import Forward
 from .ranks import Ranks
 from .records import UpdateRecord
 from .seeds import Seeds, run_backward
@@ -44,6 +44,8 @@ class Driver:
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
         is_lazy: Whether losses, and counts that they carry, are read one update later.
+        before_backward: Told the position of a microbatch whose forward is done; None for nobody.
+        after_backward: Told it once its backward is done, too.
     """
 
     step: Callable[[Window[Any]], UpdateRecord]
@@ -53,49 +55,13 @@ class Driver:
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
     is_lazy: bool = False
+    before_backward: Callable[[int], None] | None = None
+    after_backward: Callable[[int], None] | None = None
 
     @property
     def needs_forward(self) -> bool:
         """Whether a forward outside `Window.forward` would lose precision, or talk too often."""
         return self.autocast is not None or self.ranks is not None
-
-
-class _Forward:
-    """Autocast for one forward, and sync where it is due. Costs nothing in float32 on one rank."""
-
-    __slots__ = ("_autocast", "_ranks", "_window")
-
-    def __init__(
-        self,
-        window: Window[Any],
-        autocast: AbstractContextManager[Any] | None,
-        ranks: Ranks | None,
-    ) -> None:
-        self._window = window
-        self._autocast = autocast
-        self._ranks = ranks
-
-    def __enter__(self) -> None:
-        window = self._window
-        window.has_forward = True
-        if self._ranks is not None:
-            self._ranks.parallel.before_forward(index=window.index, is_last=window.syncs)
-        if self._autocast is not None:
-            self._autocast.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._autocast is not None:
-            self._autocast.__exit__(kind, error, trace)
-        if self._ranks is not None:
-            with self._ranks.failing():
-                self._ranks.parallel.after_forward(failed=error is not None)
-                if error is not None:
-                    raise error
 
 
 class Window(Generic[Batch]):
@@ -213,7 +179,7 @@ class Window(Generic[Batch]):
             A context for the forward and the loss, not for the backward.
         """
         autocast = self._driver.autocast
-        return _Forward(self, None if autocast is None else autocast(), self._driver.ranks)
+        return Forward(self, None if autocast is None else autocast(), self._driver.ranks)
 
     def backward(
         self, loss: Loss | Mapping[str, Loss], *, count: float | Tensor | None = None
@@ -254,6 +220,8 @@ class Window(Generic[Batch]):
                 "forward, so it ran without the autocast or the sync between ranks that was asked "
                 "for. Put the forward and the loss inside it."
             )
+        if self._driver.before_backward is not None:
+            self._driver.before_backward(self.index)
         if type(loss) is not Tensor and isinstance(loss, Mapping):
             self._backward_terms(loss)
         else:
@@ -265,6 +233,8 @@ class Window(Generic[Batch]):
             elif self._is_lockstep:
                 self._backward_nothing([loss_sum])
         self._num_backward += 1
+        if self._driver.after_backward is not None:
+            self._driver.after_backward(self.index)
         look = self._driver.look
         if look is not None and self._first_bad is None and not look():
             self._first_bad = self.index
@@ -361,7 +331,14 @@ class Window(Generic[Batch]):
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
         cut = dataclasses.replace(self._cut, pull=pull)
         # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
-        driver = dataclasses.replace(self._driver, look=look, drop=Window.end, is_lazy=False)
+        driver = dataclasses.replace(
+            self._driver,
+            look=look,
+            drop=Window.end,
+            is_lazy=False,
+            before_backward=None,
+            after_backward=None,
+        )
         again = Window(cut, driver, scale=self.scale)
         again.tally.agree(self.denominators, {})
         return again

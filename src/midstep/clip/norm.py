@@ -70,15 +70,18 @@ class ByGlobalNorm(Stateless):
         max_norm = at_step("max_norm", self.max_norm, attempt.step, "ByGlobalNorm")
         return shrink_all(gradients, max_norm, p=self.p)
 
-    def unread_coefficient(self, norm: Tensor, step: int) -> Tensor:
-        """What `decide` would multiply by, for a norm that stays on its device: no host sync.
+    def decide_unread(self, norm: Tensor, step: int) -> tuple[Tensor, float]:
+        """Decide on a norm that stays on its device: no host sync.
 
         Args:
             norm: Of all gradients. Shape [].
             step: Applied updates so far.
+
+        Returns:
+            What to multiply by, and `max_norm` at this step.
         """
         max_norm = at_step("max_norm", self.max_norm, step, "ByGlobalNorm")
-        return torch.where(norm > max_norm, max_norm / norm, 1.0)
+        return torch.where(norm > max_norm, max_norm / norm, 1.0), max_norm
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

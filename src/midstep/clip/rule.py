@@ -73,8 +73,8 @@ class Rule(Protocol):
     it is; `commit` is called when the update was applied, and only then may a rule remember it.
 
     A rule that needs one number only, the norm of all gradients together, may have a method
-    `unread_coefficient(norm, step)`: what to multiply by, as a tensor where the norm is one. With
-    it an update needs no host sync.
+    `decide_unread(norm, step)` for a norm that stays on its device: what to multiply by, and its
+    threshold. With it an update needs no host sync.
 
     On several ranks norms cost a collective. A rule that asks for the norm of each tensor may say
     so (`needs_each = True`), and they travel with the total; else they take one more.
@@ -116,8 +116,8 @@ class DecidesUnread(Protocol):
         """The order of the norm."""
         ...
 
-    def unread_coefficient(self, norm: Tensor, step: int) -> Tensor:
-        """What to multiply every gradient by; 1 where the norm is within its bound."""
+    def decide_unread(self, norm: Tensor, step: int) -> tuple[Tensor, float | None]:
+        """What to multiply every gradient by, 1 to leave them; and the threshold, if any."""
         ...
 
 
