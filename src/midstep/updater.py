@@ -49,7 +49,7 @@ Batch = TypeVar("Batch")
 class Updater:
     r"""Turns microbatches into updates: exact gradient, one clip, a sound step, an honest clock.
 
-        gradient = sum over microbatches of grad(loss_sum) / denominator
+        gradient = sum over ranks and microbatches of grad(loss_sum) / denominator
 
     However a batch is cut, the gradient is the same up to rounding. What is clipped is exactly what
     the optimizer steps. A skipped update leaves no trace in weights, optimizer state, schedule,
@@ -296,7 +296,7 @@ class Updater:
         self.settle()
         return self._books.state_dict() | {
             "clip": self.clip.state_dict(),
-            "cursor": self._feed.cursor.state_dict(),
+            **self._feed.state_dict(),
             "observers": self._observing.state_dict(),
         }
 
@@ -310,8 +310,7 @@ class Updater:
         self._books.load_state_dict(state)
         self.clip.load_state_dict(state["clip"])
         self._observing.load_state_dict(state.get("observers", {}))
-        if "cursor" in state:
-            self._feed.cursor.load_state_dict(state["cursor"])
+        self._feed.load_state_dict(state)
 
     # -- the order ------------------------------------------------------------------------------
 
