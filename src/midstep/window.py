@@ -43,7 +43,8 @@ class Driver:
         autocast: Opens the autocast of one forward; None where there is none.
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
-        before_backward: Told the position of a microbatch whose forward is done; None for nobody.
+        on_batch: Told the position of each microbatch that is handed out; None for nobody.
+        before_backward: Told the position of a microbatch whose forward is done.
         after_backward: Told it once its backward is done, too.
     """
 
@@ -53,6 +54,7 @@ class Driver:
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
+    on_batch: Callable[[int], None] | None = None
     before_backward: Callable[[int], None] | None = None
     after_backward: Callable[[int], None] | None = None
 
@@ -137,6 +139,8 @@ class Window(Generic[Batch]):
             self.index += 1
             self.is_last = is_last
             self.has_forward = False
+            if self._driver.on_batch is not None:
+                self._driver.on_batch(self.index)
             yield batch
 
     @property
@@ -330,7 +334,12 @@ class Window(Generic[Batch]):
         cut = dataclasses.replace(self._cut, pull=pull)
         # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
         driver = dataclasses.replace(
-            self._driver, look=look, drop=Window.end, before_backward=None, after_backward=None
+            self._driver,
+            look=look,
+            drop=Window.end,
+            on_batch=None,
+            before_backward=None,
+            after_backward=None,
         )
         again = Window(cut, driver, scale=self.scale)
         again.tally.agree(self.denominators, {})
