@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -77,6 +77,16 @@ class Feed:
         self.started = 0.0
         self._asked: float | None = None  # when a window that is about to begin was asked for
         self.divisor = 1024.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place in the data, and the divisor that the next streamed window starts with."""
+        return {"cursor": self.cursor.state_dict(), "divisor": self.divisor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; what the state does not name stays as it is."""
+        if "cursor" in state:
+            self.cursor.load_state_dict(state["cursor"])
+        self.divisor = state.get("divisor", self.divisor)
 
     def windows(
         self,
