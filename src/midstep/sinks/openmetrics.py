@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..records import UpdateRecord
 
 __all__ = ["OpenMetrics"]
+
+
+_Sample: TypeAlias = tuple[dict[str, str], float | None]
 
 
 class _Family(NamedTuple):
@@ -21,7 +24,7 @@ class _Family(NamedTuple):
     kind: str
     unit: str
     help: str
-    samples: Iterable[tuple[Mapping[str, str], float | None]]
+    samples: Sequence[_Sample]
 
 
 class OpenMetrics:
@@ -88,69 +91,24 @@ class OpenMetrics:
         self._verdicts[str(record.verdict)] += 1
         self._num_microbatches += record.num_microbatches
         self._num_clipped += record.clipped
-        families = [*self._of_update(record), *_of_extra(record)]
+        families = [*self._counters(record), *_of_update(record), *_of_extra(record)]
         lines = [line for family in families for line in self._lines(family)]
         part = self.path.with_name(self.path.name + ".part")
         part.write_text("".join(f"{line}\n" for line in [*lines, "# EOF"]), encoding="utf-8")
         part.replace(self.path)
 
-    def _of_update(self, record: UpdateRecord) -> Iterator[_Family]:
-        def alone(value: float | None) -> list[tuple[Mapping[str, str], float | None]]:
-            return [({}, value)]
-
-        yield _Family("updates", "counter", "", "Windows that ended.", alone(record.update))
-        yield _Family("steps", "counter", "", "Applied updates.", alone(record.step))
-        yield _Family(
-            "verdicts",
-            "counter",
-            "",
-            "Updates of this process, by how they ended.",
-            [({"verdict": name}, n) for name, n in self._verdicts.items()],
-        )
-        yield _Family(
-            "clips", "counter", "", "Clipped updates of this process.", alone(self._num_clipped)
-        )
-        yield _Family(
-            "microbatches",
-            "counter",
-            "",
-            "Microbatches of this process.",
-            alone(self._num_microbatches),
-        )
-        yield _Family(
-            "targets",
-            "counter",
-            "",
-            "What the mean losses were over, in this process.",
-            [({"term": term}, n) for term, n in self._targets.items()],
-        )
-        yield _Family(
-            "loss",
-            "gauge",
-            "",
-            "Mean loss of the last window.",
-            [({"term": term}, mean) for term, mean in record.loss_means.items()],
-        )
-        norm = "Norm of the gradient of the mean loss, before clipping."
-        yield _Family("grad_norm", "gauge", "", norm, alone(record.grad_norm))
-        yield _Family(
-            "clip_coefficient",
-            "gauge",
-            "ratio",
-            "Norm after clipping over norm before.",
-            alone(record.clip_coefficient),
-        )
-        yield _Family(
-            "learning_rate",
-            "gauge",
-            "",
-            "Rate of each parameter group.",
-            [({"group": str(index)}, lr) for index, lr in enumerate(record.lr)],
-        )
-        scale = "What the loss was multiplied by in backward."
-        yield _Family("loss_scale", "gauge", "", scale, alone(record.loss_scale))
-        seconds = "Time of the last update."
-        yield _Family("update", "gauge", "seconds", seconds, alone(record.seconds))
+    def _counters(self, record: UpdateRecord) -> Iterator[_Family]:
+        verdicts: list[_Sample] = [({"verdict": name}, n) for name, n in self._verdicts.items()]
+        targets: list[_Sample] = [({"term": term}, n) for term, n in self._targets.items()]
+        for name, text, samples in (
+            ("updates", "Windows that ended.", _alone(record.update)),
+            ("steps", "Applied updates.", _alone(record.step)),
+            ("verdicts", "Updates of this process, by how they ended.", verdicts),
+            ("clips", "Clipped updates of this process.", _alone(self._num_clipped)),
+            ("microbatches", "Microbatches of this process.", _alone(self._num_microbatches)),
+            ("targets", "What the mean losses were over, in this process.", targets),
+        ):
+            yield _Family(name, "counter", "", text, samples)
 
     def _lines(self, family: _Family) -> Iterator[str]:
         samples = [(labels, value) for labels, value in family.samples if value is not None]
@@ -164,6 +122,22 @@ class OpenMetrics:
         suffix = "_total" if family.kind == "counter" else ""
         for labels, value in samples:
             yield f"{name}{suffix}{_braced({**self._labels, **labels})} {_spelt(value)}"
+
+
+def _of_update(record: UpdateRecord) -> Iterator[_Family]:
+    losses: list[_Sample] = [({"term": term}, mean) for term, mean in record.loss_means.items()]
+    rates: list[_Sample] = [({"group": str(index)}, lr) for index, lr in enumerate(record.lr)]
+    norm = "Norm of the gradient of the mean loss, before clipping."
+    coefficient = "Norm after clipping over norm before."
+    for name, unit, text, samples in (
+        ("loss", "", "Mean loss of the last window.", losses),
+        ("grad_norm", "", norm, _alone(record.grad_norm)),
+        ("clip_coefficient", "ratio", coefficient, _alone(record.clip_coefficient)),
+        ("learning_rate", "", "Rate of each parameter group.", rates),
+        ("loss_scale", "", "What the loss is multiplied by.", _alone(record.loss_scale)),
+        ("update", "seconds", "Time of the last update.", _alone(record.seconds)),
+    ):
+        yield _Family(name, "gauge", unit, text, samples)
 
 
 _GAUGES = {
@@ -187,10 +161,18 @@ def _of_extra(record: UpdateRecord) -> Iterator[_Family]:
     for field, (name, unit, text) in _GAUGES.items():
         yield _Family(name, "gauge", unit, text, [({}, extra.get(field))])
     for field, (name, unit, text) in _BY_TENSOR.items():
-        values = [({"tensor": tensor}, value) for tensor, value in extra.get(field, {}).items()]
+        values: list[_Sample] = [
+            ({"tensor": tensor}, value) for tensor, value in extra.get(field, {}).items()
+        ]
         yield _Family(name, "gauge", unit, text, values)
-    stages = [({"stage": stage}, s) for stage, s in extra.get("stage_seconds", {}).items()]
+    stages: list[_Sample] = [
+        ({"stage": stage}, s) for stage, s in extra.get("stage_seconds", {}).items()
+    ]
     yield _Family("stage", "gauge", "seconds", "Time of each stage of the last update.", stages)
+
+
+def _alone(value: float | None) -> list[_Sample]:
+    return [({}, value)]
 
 
 def _braced(labels: Mapping[str, str]) -> str:

@@ -23,10 +23,6 @@ class WandB:
     Raises:
         ImportError: wandb is not installed: `pip install 'midstep[wandb]'`.
         ValueError: No run is given, and none is active.
-
-    Example:
-        >>> import wandb                                              # doctest: +SKIP
-        >>> sink = WandB(wandb.init(project="mine", mode="offline"))  # doctest: +SKIP
     """
 
     def __init__(self, run: Any = None) -> None:
