@@ -43,6 +43,7 @@ class Feed:
     """
 
     __slots__ = (
+        "_asked",
         "_driver",
         "_observing",
         "_optimizer",
@@ -66,6 +67,7 @@ class Feed:
         if observing.watches_microbatches:
             self._driver = dataclasses.replace(
                 driver,
+                on_batch=observing.on_batch,
                 before_backward=observing.before_backward,
                 after_backward=observing.after_backward,
             )
@@ -73,6 +75,7 @@ class Feed:
         self.cursor = Cursor()
         self.window: Window[Any] | None = None
         self.started = 0.0
+        self._asked: float | None = None  # when a window that is about to begin was asked for
         self.divisor = 1024.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,16 +101,16 @@ class Feed:
         window: Window[Batch] | None = None
         try:
             while True:
-                started = time.perf_counter()
+                self._asked = time.perf_counter()
                 cut = self._next(cuts)
                 if cut is None and ranks is None:
                     break
                 window = begin(cut)
                 if window is None:
                     break
-                self.started = started
                 yield window
         finally:
+            self._asked = None
             if window is not None and not window.ended:
                 self.drop(window)
         self.cursor.close()
@@ -133,12 +136,13 @@ class Feed:
         if self.window is not None:
             self.drop(self.window)
         self.clear()
-        self.started = time.perf_counter()
+        self.started = time.perf_counter() if self._asked is None else self._asked
+        self._asked = None
         ranks = self._driver.ranks
         if ranks is None:
             assert cut is not None
             self.window = window = Window(cut, self._driver, scale=scale)
-            self._observing.begin(window)
+            self._observing.begin(window, self.started)
             return window
         has_cut = cut is not None
         cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
@@ -156,7 +160,7 @@ class Feed:
         )
         window.tally.agree(opening.denominators, {})
         self.window = window
-        self._observing.begin(window)
+        self._observing.begin(window, self.started)
         return window
 
     def end(self, window: Window[Any]) -> None:

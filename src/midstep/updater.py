@@ -296,8 +296,8 @@ class Updater:
         self.settle()
         return self._books.state_dict() | {
             "clip": self.clip.state_dict(),
-            **self._feed.state_dict(),
             "observers": self._observing.state_dict(),
+            **self._feed.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -44,7 +44,8 @@ class Driver:
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
         is_lazy: Whether losses, and counts that they carry, are read one update later.
-        before_backward: Told the position of a microbatch whose forward is done; None for nobody.
+        on_batch: Told the position of each microbatch that is handed out; None for nobody.
+        before_backward: Told the position of a microbatch whose forward is done.
         after_backward: Told it once its backward is done, too.
     """
 
@@ -55,6 +56,7 @@ class Driver:
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
     is_lazy: bool = False
+    on_batch: Callable[[int], None] | None = None
     before_backward: Callable[[int], None] | None = None
     after_backward: Callable[[int], None] | None = None
 
@@ -139,6 +141,8 @@ class Window(Generic[Batch]):
             self.index += 1
             self.is_last = is_last
             self.has_forward = False
+            if self._driver.on_batch is not None:
+                self._driver.on_batch(self.index)
             yield batch
 
     @property
@@ -336,6 +340,7 @@ class Window(Generic[Batch]):
             look=look,
             drop=Window.end,
             is_lazy=False,
+            on_batch=None,
             before_backward=None,
             after_backward=None,
         )

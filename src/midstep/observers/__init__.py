@@ -5,7 +5,24 @@ hooked, nothing is read and nothing is computed. What lies on an accelerator sta
 record is read or written.
 """
 
+from .entries import Entries
+from .machine import Memory, Stages
+from .microbatches import Microbatches
+from .moments import Moments
+from .noise import NoiseScale
 from .norms import GradNorms
 from .observer import Observer, Reading
+from .updates import Updates
 
-__all__ = ["GradNorms", "Observer", "Reading"]
+__all__ = [
+    "Entries",
+    "GradNorms",
+    "Memory",
+    "Microbatches",
+    "Moments",
+    "NoiseScale",
+    "Observer",
+    "Reading",
+    "Stages",
+    "Updates",
+]

@@ -45,7 +45,7 @@ class GradNorms(Observer):
         self._norms: dict[str, float] = {}
         self._by_group: list[float] = []
 
-    def begin(self, subject: Subject, window: OpenWindow) -> None:
+    def begin(self, subject: Subject, window: OpenWindow, started: float) -> None:
         """Note whose gradients they are."""
         self._subject = subject
 

@@ -9,35 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..gradients import Gradients
 from ..ranks import Ranks
-from ..tally import Tally
+from .tap import OpenWindow, Tap
 
-__all__ = ["Observer", "OpenWindow", "Reading", "Subject"]
+__all__ = ["Numbers", "Observer", "OpenWindow", "Reading", "Subject"]
 
-
-class OpenWindow(Protocol):
-    """What an observer may know of the window of an update."""
-
-    @property
-    def index(self) -> int:
-        """Position of the current microbatch, from 0; -1 before the first."""
-        ...
-
-    @property
-    def unit(self) -> float | Tensor:
-        """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
-        ...
-
-    @property
-    def tally(self) -> Tally:
-        """Counts and loss sums."""
-        ...
+Numbers: TypeAlias = Sequence[float] | Tensor | Callable[[], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +33,7 @@ class Subject:
         parameters: What the optimizer steps, each once, in its order.
         names: Of the parameters.
         ranks: The other ranks; None for one alone.
+        tap: Measures microbatches, for all that ask.
     """
 
     model: nn.Module
@@ -57,6 +41,12 @@ class Subject:
     parameters: Sequence[Tensor]
     names: Sequence[str]
     ranks: Ranks | None
+    tap: Tap = dataclasses.field(default_factory=Tap)
+
+    def open_tap(self, window: OpenWindow) -> None:
+        """Have the microbatches of a window measured."""
+        rank_factor = 1.0 if self.ranks is None else self.ranks.parallel.seed_factor
+        self.tap.open(window, self.parameters, rank_factor)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,12 +54,13 @@ class Reading:
     """What one observer measured in one update.
 
     Attributes:
-        numbers: In float64. A tensor of shape [n] where they may still be on an accelerator.
+        numbers: In float64. A tensor of shape [n] where they may still be on an accelerator, or a
+            function that waits for them.
         fields: Makes the fields of the record out of them, once they are read.
         is_part: Whether they are this rank's part of a sum over all ranks.
     """
 
-    numbers: Sequence[float] | Tensor
+    numbers: Numbers
     fields: Callable[[Sequence[float]], Mapping[str, Any]]
     is_part: bool = False
 
@@ -77,8 +68,9 @@ class Reading:
 class Observer:
     """Looks at every n-th update. Subclass it, and override the points at which it looks.
 
-    The points come in this order, in updates that are due alone: `begin`, `before_backward` and
-    `after_backward` of each microbatch, `on_gradients`, `before_step`, `after_step`, `read`, `end`.
+    The points come in this order, in updates that are due alone: `begin`; `on_batch`,
+    `before_backward` and `after_backward` of each microbatch; `on_gradients`, `before_step`,
+    `after_step`, `read`, `end`.
     An update that is skipped has no step; a window that is dropped goes from anywhere to `end`.
 
     An observer belongs to one updater. It may read whatever it likes and must change nothing.
@@ -106,7 +98,7 @@ class Observer:
     """
 
     needs_each = False  # whether the norm of each gradient is asked for
-    watches_microbatches = False  # whether it overrides `before_backward` or `after_backward`
+    watches_microbatches = False  # whether it is told of each
 
     def __init__(self, *, every: int = 1) -> None:
         if isinstance(every, bool) or not every >= 1:
@@ -126,12 +118,20 @@ class Observer:
             subject: The parts of the updater.
         """
 
-    def begin(self, subject: Subject, window: OpenWindow) -> None:
-        """Get ready, before the first microbatch is read from the window.
+    def begin(self, subject: Subject, window: OpenWindow, started: float) -> None:
+        """Get ready, before the first microbatch is handed out.
 
         Args:
             subject: The parts of the updater; parameters as they are now.
             window: The window, about to be run.
+            started: When its first batch was asked for, by `time.perf_counter`.
+        """
+
+    def on_batch(self, index: int) -> None:
+        """A microbatch is handed out to the loop.
+
+        Args:
+            index: Its position in the window, from 0.
         """
 
     def before_backward(self, index: int) -> None:

@@ -65,8 +65,13 @@ class Observing:
         """Whether anyone that is due asks for the norm of each gradient."""
         return any(observer.needs_each for observer in self._due)
 
-    def begin(self, window: OpenWindow) -> None:
-        """Begin an update: find out who looks at it."""
+    def begin(self, window: OpenWindow, started: float) -> None:
+        """Begin an update: find out who looks at it.
+
+        Args:
+            window: The window, about to be run.
+            started: When its first batch was asked for.
+        """
         self.end()
         if not self._observers:
             return
@@ -75,7 +80,12 @@ class Observing:
         if self._due:
             subject = self._present()
             for observer in self._due:
-                observer.begin(subject, window)
+                observer.begin(subject, window, started)
+
+    def on_batch(self, index: int) -> None:
+        """A microbatch is handed out."""
+        for observer in self._due:
+            observer.on_batch(index)
 
     def before_backward(self, index: int) -> None:
         """The forward of a microbatch is done."""
@@ -145,10 +155,10 @@ class Observing:
 
     def _whole(self, readings: list[Reading]) -> list[Reading]:
         ranks = self._subject.ranks
-        parts = [r for r in readings if r.is_part]
+        parts = [r.numbers for r in readings if r.is_part and not callable(r.numbers)]
         if ranks is None or not parts:
             return readings
-        wholes = iter(ranks.world.sums([r.numbers for r in parts]))
+        wholes = iter(ranks.world.sums(parts))
         return [
             dataclasses.replace(r, numbers=next(wholes), is_part=False) if r.is_part else r
             for r in readings

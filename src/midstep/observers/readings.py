@@ -23,12 +23,12 @@ def fields_of(readings: Sequence[Reading], known: Mapping[str, Any]) -> Mapping[
     Returns:
         A dict where all numbers are on the host; else a mapping that is read when it is asked.
     """
-    if all(not isinstance(r.numbers, Tensor) or r.numbers.is_cpu for r in readings):
-        fields = dict(known)
-        for reading in readings:
-            fields.update(reading.fields(_listed(reading.numbers)))
-        return fields
-    return Unread(readings, known)
+    unread = Unread(readings, known)
+    on_host = all(
+        r.numbers.is_cpu if isinstance(r.numbers, Tensor) else not callable(r.numbers)
+        for r in readings
+    )
+    return dict(unread) if on_host else unread
 
 
 class Unread(Mapping[str, Any]):
@@ -76,17 +76,10 @@ def _all_read(readings: Sequence[Reading]) -> list[Sequence[float]]:
         if isinstance(reading.numbers, Tensor):
             by_device.setdefault(reading.numbers.device, []).append(index)
         else:
-            found[index] = reading.numbers
+            found[index] = reading.numbers() if callable(reading.numbers) else reading.numbers
     for indices in by_device.values():
         parts = [r.numbers for i in indices if isinstance((r := readings[i]).numbers, Tensor)]
         numbers = torch.cat(parts).tolist()
         for index, part in zip(indices, parts, strict=True):
             found[index], numbers = numbers[: len(part)], numbers[len(part) :]
     return found
-
-
-def _listed(numbers: Sequence[float] | Tensor) -> Sequence[float]:
-    if isinstance(numbers, Tensor):
-        listed: list[float] = numbers.tolist()
-        return listed
-    return numbers
