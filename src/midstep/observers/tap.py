@@ -114,7 +114,7 @@ class Tap:
         for parameter, whole in self._kept.items():
             self._norms[parameter] = _norm(whole)
         norm = _joint(list(self._norms.values()))
-        unit = self._window.unit * denominator / count / self._rank_factor if count else 0.0
+        unit = float(self._window.unit) * denominator / count / self._rank_factor if count else 0.0
         while len(self.flows) < index:  # microbatches that were left out
             self.flows.append(Flow(0, None, 0.0))
         self.flows.append(Flow(count, norm, unit))
