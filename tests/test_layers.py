@@ -20,7 +20,7 @@ TIERS = (
     ("defects", "findings", "clock", "terms"),
     ("snapshot", "sinks", "batches", "stream", "losses", "reference"),
     ("ranks",),
-    ("gradients", "cutting", "cursor", "tally", "seeds"),
+    ("gradients", "cutting", "cursor", "tally", "seeds", "forward"),
     (
         "window",
         "counts",
@@ -32,7 +32,9 @@ TIERS = (
         "rates",
         "stepping",
     ),
-    ("feed", "measuring"),
+    ("feed", "measuring", "ending", "passes"),
+    ("unread",),
+    ("late",),
     ("updater",),
     (
         "checkpoint",
