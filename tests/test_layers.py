@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 TIERS = (
     ("errors", "records", "schedules", "arithmetic"),
     ("defects", "findings", "clock", "terms"),
-    ("snapshot", "sinks", "batches", "stream", "losses", "reference"),
+    ("snapshot", "sinks", "batches", "stream", "losses", "reference", "autorows", "undoing"),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds", "forward"),
     (
@@ -33,7 +33,7 @@ TIERS = (
         "stepping",
     ),
     ("feed", "measuring", "ending", "passes"),
-    ("unread",),
+    ("fitting", "unread"),
     ("late",),
     ("updater",),
     (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
     from midstep import observers, schedules
+    from midstep.autorows import AutoRows
     from midstep.checkpoint import load, save
     from midstep.clip import (
         Adaptive,
@@ -91,6 +92,7 @@ _PUBLIC = {
     "load": "checkpoint",
     "Recipe": "recipes.recipe",
     "plan": "planning",
+    "AutoRows": "autorows",
     "recompute": "recomputing",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
@@ -138,6 +140,7 @@ __all__ = [
     "load",
     "Recipe",
     "plan",
+    "AutoRows",
     "recompute",
     "MidstepError",
     "EmptyWindow",
