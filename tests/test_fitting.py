@@ -199,6 +199,8 @@ def test_without_an_error_it_is_the_whole_batch(norm: bool) -> None:
 @pytest.fixture
 def small_heap() -> Iterator[None]:
     """Each recovery collects garbage, which takes as long as there are objects to look at."""
+    Run(8).go(pairs(8))  # imports all that a step needs
+    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()

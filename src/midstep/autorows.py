@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from .errors import MidstepError
+
 __all__ = ["AutoRows", "Fit", "is_out_of_memory"]
 
 # How allocators say it that have no class for it: torch's own on a CPU, MPS, and the libraries.
@@ -126,6 +128,8 @@ def is_out_of_memory(error: BaseException) -> bool:
         >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
         (True, False)
     """
+    if isinstance(error, MidstepError):  # which may quote such an error of another rank
+        return False
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS)

@@ -98,6 +98,24 @@ def test_recompute_is_measured_for_every_k_and_drawn(
     assert "every 4" in capsys.readouterr().out
 
 
+CHANGE = ("--batch", "256", "--lr", "0.1", "--decay", "1e-4", "--updates", "1000")
+
+
+def test_another_batch_gets_advice_with_its_conditions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tiny.run("plan", "--new-batch", "1024", *CHANGE) == 0
+    out = capsys.readouterr().out
+    assert "250 updates for the same targets" in out
+    assert "linear scaling: rate 0.4, decay 0.0001 keeps the exponent 0.01" in out
+    assert "square-root scaling: rate 0.2, decay 0.0002" in out
+    assert "SGD with momentum and a warm-up" in out
+    assert "missing (None) is skipped" in out
+    assert tiny.run("plan", "--new-batch", "1024", *CHANGE, "--format", "json") == 0
+    linear, _ = json.loads(capsys.readouterr().out)
+    assert linear["decay_exponent_unchanged"] == pytest.approx(0.0025)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -112,6 +130,8 @@ def test_recompute_is_measured_for_every_k_and_drawn(
         (("--params", "1M", "--headroom", "1"), "is a share"),
         (("language", "--master"), "with a recipe"),
         (("language", "--picture", "x.svg"), "give both"),
+        (("--new-batch", "8"), "belong together"),
+        (("language", "--new-batch", "8"), "one at a time"),
         (("no_such",), "neither built in"),
     ],
     ids=str,

@@ -6,7 +6,7 @@ from ..arithmetic import Dtype, OptimizerKind, Sharded
 from . import declarations as given
 from . import plan_declarations as asked
 from .failures import attempt
-from .planning import Device, Kept, Trained, Update, run_plan
+from .planning import Change, Device, Kept, Trained, Update, run_plan
 
 __all__ = ["plan"]
 
@@ -34,6 +34,11 @@ def plan(  # noqa: PLR0917 - an option of the command is an argument here
     ranks: asked.Ranks = 1,
     sharded: asked.Cut = Sharded.NOTHING,
     defer: asked.Defer = False,
+    new_batch: asked.NewBatch = None,
+    batch: asked.Batch = None,
+    lr: asked.LearningRate = None,
+    decay: asked.Decay = None,
+    updates: asked.Updates = None,
     form: asked.Form = asked.Format.TABLE,
     traceback: given.Traceback = False,
 ) -> int:
@@ -45,4 +50,7 @@ def plan(  # noqa: PLR0917 - an option of the command is an argument here
     kept = Kept(optimizer, dtype, frozen_dtype, grad_dtype, state_dtype, master)
     update = Update(recipe, rows, targets, check, recompute, picture, all_ways)
     device = Device(budget, headroom, ranks, sharded, defer)
-    return attempt(lambda: run_plan(trained, kept, update, device, form), traceback=traceback)
+    change = Change(new_batch, batch, lr, decay, updates)
+    return attempt(
+        lambda: run_plan(trained, kept, update, device, change, form=form), traceback=traceback
+    )

@@ -11,6 +11,11 @@ import typer
 from ..arithmetic import Dtype, OptimizerKind, Sharded
 
 __all__ = [
+    "Batch",
+    "Decay",
+    "LearningRate",
+    "NewBatch",
+    "Updates",
     "Adapt",
     "AllWays",
     "Budget",
@@ -40,6 +45,7 @@ __all__ = [
 _STATE = "The state, by arithmetic: with --params"
 _UPDATE = "The update, traced: with a recipe"
 _DEVICE = "The device"
+_CHANGE = "Another batch: rate and decay to begin a sweep with"
 
 
 class Format(enum.StrEnum):
@@ -209,3 +215,31 @@ Defer: TypeAlias = Annotated[
     ),
 ]
 Form: TypeAlias = Annotated[Format, typer.Option("--format", help="Table or JSON. Default: table.")]
+NewBatch: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TARGETS",
+        help="Targets of an update from now on. Needs the four options below. Default: no change.",
+        rich_help_panel=_CHANGE,
+    ),
+]
+Batch: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        metavar="TARGETS",
+        help="Targets of an update so far, as the records count them.",
+        rich_help_panel=_CHANGE,
+    ),
+]
+LearningRate: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="RATE", help="The mean rate of the run so far.", rich_help_panel=_CHANGE),
+]
+Decay: TypeAlias = Annotated[
+    float | None,
+    typer.Option(metavar="DECAY", help="Its weight decay.", rich_help_panel=_CHANGE),
+]
+Updates: TypeAlias = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Applied updates of the whole run.", rich_help_panel=_CHANGE),
+]

@@ -11,12 +11,14 @@ import typer
 from ..arithmetic import (
     Dtype,
     OptimizerKind,
+    Scaling,
     Sharded,
     State,
     lora_parameters,
     memory_of,
     parse_bytes,
     parse_count,
+    scaled_rate,
     show_bytes,
 )
 from .failures import FINE, FOUND
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from ..planning import Tradeoff
     from ..recipes.recipe import Recipe
 
-__all__ = ["Device", "Kept", "Trained", "Update", "run_plan"]
+__all__ = ["Change", "Device", "Kept", "Trained", "Update", "run_plan"]
 
 
 class Trained(NamedTuple):
@@ -76,7 +78,25 @@ class Device(NamedTuple):
         return None if self.budget is None else parse_bytes(self.budget)
 
 
-def run_plan(trained: Trained, kept: Kept, update: Update, device: Device, form: Format) -> int:
+class Change(NamedTuple):
+    """What an update was over, and what it will be."""
+
+    new_batch: float | None
+    batch: float | None
+    lr: float | None
+    decay: float | None
+    updates: int | None
+
+
+def run_plan(
+    trained: Trained,
+    kept: Kept,
+    update: Update,
+    device: Device,
+    change: Change,
+    *,
+    form: Format,
+) -> int:
     """Plan what was asked for.
 
     Args:
@@ -84,6 +104,7 @@ def run_plan(trained: Trained, kept: Kept, update: Update, device: Device, form:
         kept: Optimizer and dtypes, for the arithmetic.
         update: Recipe and target, for the trace.
         device: Budget and ranks.
+        change: Another batch, for advice on rate and decay.
         form: How it is printed.
 
     Returns:
@@ -92,6 +113,10 @@ def run_plan(trained: Trained, kept: Kept, update: Update, device: Device, form:
     Raises:
         ValueError: The options do not go together, or one cannot be read.
     """
+    if any(value is not None for value in change):
+        if update.recipe is not None or trained.params is not None:
+            raise ValueError("`--new-batch` with a recipe or `--params`: ask for one at a time")
+        return _print_advice(change, form)
     if (update.recipe is None) == (trained.params is None):
         raise ValueError(
             "what is planned? Give a recipe (`midstep plan language`), or a number of parameters "
@@ -108,6 +133,46 @@ def run_plan(trained: Trained, kept: Kept, update: Update, device: Device, form:
     if update.recompute:
         return _print_tradeoff(recipe, update.picture, form)
     return _print_ways(recipe, update, device, form)
+
+
+def _print_advice(change: Change, form: Format) -> int:
+    new_batch, batch, lr, decay, updates = change
+    if new_batch is None or batch is None or lr is None or decay is None or updates is None:
+        raise ValueError(
+            "`--new-batch`, `--batch`, `--lr`, `--decay` and `--updates` belong together: give all"
+        )
+    advice = [
+        scaled_rate(
+            scaling, lr=lr, decay=decay, batch=batch, new_batch=new_batch, num_updates=updates
+        )
+        for scaling in Scaling
+    ]
+    if form is Format.JSON:
+        rows = [
+            {
+                "scaling": a.scaling.name.lower(),
+                "lr": a.lr,
+                "decay": a.decay,
+                "updates": updates * batch / new_batch,
+                "decay_exponent": a.exponent,
+                "decay_exponent_unchanged": a.exponent_unchanged,
+                "condition": a.scaling.condition,
+            }
+            for a in advice
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return FINE
+    typer.echo(
+        f"{batch:,.10g} to {new_batch:,.10g} targets an update: "
+        f"{updates * batch / new_batch:,.10g} updates for the same targets"
+    )
+    for line in advice:
+        typer.echo(str(line))
+    typer.echo(
+        "A parameter whose gradient is missing (None) is skipped, decay included; one whose "
+        "gradient is zero is decayed. Both are where to begin a sweep, not where to end it."
+    )
+    return FINE
 
 
 def _refuse_with_params(update: Update) -> None:
