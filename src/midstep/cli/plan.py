@@ -28,7 +28,7 @@ def plan(  # noqa: PLR0917 - an option of the command is an argument here
     check: asked.Check = False,
     recompute: asked.RecomputeToo = False,
     picture: asked.Picture = None,
-    all_ways: asked.AllWays = False,
+    all_ways: asked.EveryWay = False,
     budget: asked.Budget = None,
     headroom: asked.Headroom = 0.1,
     ranks: asked.Ranks = 1,

@@ -17,7 +17,7 @@ __all__ = [
     "NewBatch",
     "Updates",
     "Adapt",
-    "AllWays",
+    "EveryWay",
     "Budget",
     "Check",
     "Cut",
@@ -170,7 +170,7 @@ Picture: TypeAlias = Annotated[
         rich_help_panel=_UPDATE,
     ),
 ]
-AllWays: TypeAlias = Annotated[
+EveryWay: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--all", help="Every way, not the best eight. Default: no.", rich_help_panel=_UPDATE
