@@ -34,10 +34,11 @@ TIERS = (
     ),
     ("feed", "measuring"),
     ("updater",),
+    ("trial",),
     (
         "checkpoint",
         "verify",
-        "lr_range",
+        "range_test",
         "compare",
         "planning",
         "recompute",

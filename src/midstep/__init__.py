@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     from midstep.losses import LossSum, cross_entropy
     from midstep.nonfinite import Raise, Skip
     from midstep.precision import BF16, FP16, FP32
+    from midstep.range_test import lr_range
     from midstep.ranks.sharded import Sharding
     from midstep.recipes.recipe import Recipe
     from midstep.records import UpdateRecord, Verdict
@@ -87,6 +88,7 @@ _PUBLIC = {
     "JsonLines": "sinks",
     "save": "checkpoint",
     "load": "checkpoint",
+    "lr_range": "range_test",
     "Recipe": "recipes.recipe",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
@@ -131,6 +133,7 @@ __all__ = [
     "JsonLines",
     "save",
     "load",
+    "lr_range",
     "Recipe",
     "MidstepError",
     "EmptyWindow",

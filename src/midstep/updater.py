@@ -141,7 +141,7 @@ class Updater:
         self._feed = Feed(model, optimizer, driver)
         self._empty = self.empty
         self._rerun: Callable[[], int | None] | None = None
-        self._sinks = [Guarded(sink) for sink in sinks]
+        self.sinks = [Guarded(sink) for sink in sinks]
 
     # -- the doors ------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class Updater:
             num_nonfinite=num_nonfinite,
             seconds=time.perf_counter() - self._feed.started,
         )
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink(record)
         if verdict.applied and self._ranks is not None:
             self._ranks.check_replicas(self.clock.step)
