@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 TIERS = (
     ("errors", "records", "schedules", "arithmetic"),
     ("defects", "findings", "clock", "terms"),
-    ("snapshot", "sinks", "batches", "stream", "losses"),
+    ("pictures", "snapshot", "sinks", "batches", "stream", "losses"),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds"),
     (

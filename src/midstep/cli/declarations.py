@@ -18,6 +18,7 @@ __all__ = [
     "EvaluateEvery",
     "LearningRate",
     "Minimum",
+    "NamedRecipe",
     "Out",
     "Precision",
     "RecipeName",
@@ -63,6 +64,15 @@ RecipeName: TypeAlias = Annotated[
         metavar="RECIPE",
         help="A built-in recipe (language, digits or pairs), or a .py file that defines "
         "recipe(seed) and returns a midstep.Recipe. Not needed with --resume.",
+        show_default=False,
+    ),
+]
+NamedRecipe: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A built-in recipe (language, digits, pairs), or a .py file that defines recipe(seed) "
+        "and returns a midstep.Recipe.",
         show_default=False,
     ),
 ]
