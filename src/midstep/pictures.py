@@ -88,7 +88,7 @@ def _config() -> dict[str, Any]:
         "padding": 16,
         "view": {"stroke": None},
         "axis": {**grid, **label, "titleFontWeight": 500, "labelPadding": 6, "titlePadding": 10},
-        "legend": {**label, "titleFontWeight": 500, "symbolStrokeWidth": 3},
+        "legend": {**label, "titleFontWeight": 500, "symbolStrokeWidth": 3, "labelLimit": 0},
         "title": {
             "anchor": "start",
             "color": INK,

@@ -15,6 +15,7 @@ import typer
 from .. import __version__
 from .failures import FINE, fail, period
 from .lr_range import lr_range
+from .schedule import schedule
 from .train import train
 
 __all__ = ["main", "run"]
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(lr_range)
+app.command()(schedule)
 
 
 def _print_version(wanted: bool) -> None:
