@@ -20,7 +20,7 @@ TIERS = (
     ("defects", "findings", "clock", "terms"),
     ("pictures", "snapshot", "sinks", "batches", "stream", "losses"),
     ("ranks",),
-    ("gradients", "cutting", "cursor", "tally", "seeds"),
+    ("gradients", "cutting", "cursor", "tally", "seeds", "forward"),
     (
         "window",
         "counts",
@@ -32,7 +32,7 @@ TIERS = (
         "rates",
         "stepping",
     ),
-    ("feed", "measuring"),
+    ("feed", "measuring", "passes"),
     ("updater",),
     ("trial",),
     (

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
-    from midstep import schedules
+    from midstep import observers, schedules
     from midstep.checkpoint import load, save
     from midstep.clip import (
         Adaptive,
@@ -97,6 +97,7 @@ _PUBLIC = {
     "WindowError": "errors",
     "CheckpointError": "errors",
     "RankFailure": "errors",
+    "observers": "observers",
     "schedules": "schedules",
 }
 
@@ -142,6 +143,7 @@ __all__ = [
     "WindowError",
     "CheckpointError",
     "RankFailure",
+    "observers",
     "schedules",
 ]
 

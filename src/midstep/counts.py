@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .batches import num_rows
 
-__all__ = ["elements", "rows", "targets"]
+__all__ = ["elements", "rows", "targets", "unit_of"]
 
 Key = str | int | Callable[[Any], Tensor] | None
 
@@ -126,6 +126,18 @@ def elements(*, key: Key = None) -> Callable[[Any], float]:
         15
     """
     return _Elements(key)
+
+
+def unit_of(count: Callable[[Any], Any] | None) -> str:
+    """Say in a word what a count function counts; targets where that is not known.
+
+    Example:
+        >>> unit_of(rows()), unit_of(elements()), unit_of(None)
+        ('rows', 'elements', 'targets')
+    """
+    if count is num_rows:
+        return "rows"
+    return "elements" if isinstance(count, _Elements) else "targets"
 
 
 def _find(batch: Any, key: Key) -> Tensor:

@@ -6,6 +6,7 @@ cleared, nothing ticked, its batches passed over, so that the next window is exa
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from torch import nn
 
 from .cursor import Cursor
 from .cutting import Count, Cut, Cutting
+from .observers.observing import Observing
 from .seeds import power_of_two
 from .window import Driver, Window
 
@@ -30,6 +32,7 @@ class Feed:
         model: Whose gradients are cleared.
         optimizer: Whose gradients are cleared, too, those of groups added later included.
         driver: What each window needs of the updater.
+        observing: Told when a window begins and ends.
 
     Attributes:
         cursor: Where in the data the run is.
@@ -40,7 +43,9 @@ class Feed:
     """
 
     __slots__ = (
+        "_asked",
         "_driver",
+        "_observing",
         "_optimizer",
         "_parameters",
         "cursor",
@@ -49,13 +54,28 @@ class Feed:
         "window",
     )
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, driver: Driver) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        driver: Driver,
+        observing: Observing,
+    ) -> None:
         self._parameters = list(model.parameters())
         self._optimizer = optimizer
         self._driver = driver
+        if observing.watches_microbatches:
+            self._driver = dataclasses.replace(
+                driver,
+                on_batch=observing.on_batch,
+                before_backward=observing.before_backward,
+                after_backward=observing.after_backward,
+            )
+        self._observing = observing
         self.cursor = Cursor()
         self.window: Window[Any] | None = None
         self.started = 0.0
+        self._asked: float | None = None  # when a window that is about to begin was asked for
         self.divisor = 1024.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,16 +101,16 @@ class Feed:
         window: Window[Batch] | None = None
         try:
             while True:
-                started = time.perf_counter()
+                self._asked = time.perf_counter()
                 cut = self._next(cuts)
                 if cut is None and ranks is None:
                     break
                 window = begin(cut)
                 if window is None:
                     break
-                self.started = started
                 yield window
         finally:
+            self._asked = None
             if window is not None and not window.ended:
                 self.drop(window)
         self.cursor.close()
@@ -116,11 +136,13 @@ class Feed:
         if self.window is not None:
             self.drop(self.window)
         self.clear()
-        self.started = time.perf_counter()
+        self.started = time.perf_counter() if self._asked is None else self._asked
+        self._asked = None
         ranks = self._driver.ranks
         if ranks is None:
             assert cut is not None
             self.window = window = Window(cut, self._driver, scale=scale)
+            self._observing.begin(window, self.started)
             return window
         has_cut = cut is not None
         cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
@@ -138,6 +160,7 @@ class Feed:
         )
         window.tally.agree(opening.denominators, {})
         self.window = window
+        self._observing.begin(window, self.started)
         return window
 
     def end(self, window: Window[Any]) -> None:
@@ -151,6 +174,7 @@ class Feed:
 
     def _close(self, window: Window[Any]) -> None:
         window.end()
+        self._observing.end()
         self.window = None
         self.cursor.mark()
 

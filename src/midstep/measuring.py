@@ -14,23 +14,35 @@ from .ranks import Ranks
 from .stepping import parameters_of
 from .window import Window
 
-__all__ = ["is_finite_here", "measured"]
+__all__ = ["bring_", "is_finite_here", "measured"]
 
 
 def measured(
-    window: Window[Any], optimizer: torch.optim.Optimizer, rule: Rule, ranks: Ranks | None
+    window: Window[Any],
+    optimizer: torch.optim.Optimizer,
+    rule: Rule,
+    ranks: Ranks | None,
+    *,
+    each: bool = False,
 ) -> Gradients:
     """Take the gradients of a window as its backwards left them; their factor is still to come.
 
     On several ranks this is where they are added up, where a rank without a last microbatch has yet
     to take part; norm, loss sums and streamed counts then travel together in one small collective.
 
+    Args:
+        window: Whose backwards are done.
+        optimizer: What it steps.
+        rule: Asks for the norm.
+        ranks: The other ranks; None for one alone.
+        each: Whether anyone beside the rule asks for the norm of each gradient.
+
     Raises:
         WindowError: No parameter got a gradient.
     """
     parameters = parameters_of(optimizer)
     if ranks is not None:
-        return _shared(window, parameters, rule, ranks)
+        return _shared(window, parameters, rule, ranks, each=each or needs_each(rule))
     gradients = Gradients(parameters)
     if not gradients.tensors and any(window.denominators.values()):
         raise no_gradient_error()
@@ -38,7 +50,12 @@ def measured(
 
 
 def _shared(
-    window: Window[Any], parameters: list[torch.Tensor], rule: Rule, ranks: Ranks
+    window: Window[Any],
+    parameters: list[torch.Tensor],
+    rule: Rule,
+    ranks: Ranks,
+    *,
+    each: bool,
 ) -> SharedGradients:
     ranks.parallel.finish()
     gradients = SharedGradients(parameters, ranks.sharing)
@@ -55,7 +72,7 @@ def _shared(
     if is_streamed:
         ride.append(tally.denominators.get("loss", 0))
     claims = ranks.parallel.claims()
-    sums = gradients.measure(rule.p, each=needs_each(rule), ride=[*ride, *claims])
+    sums = gradients.measure(rule.p, each=each, ride=[*ride, *claims])
     ranks.parallel.settle(sums[len(ride) :])
     sums = [total / ranks.copies for total in sums[: len(ride)]]
     denominators = {"loss": sums.pop()} if is_streamed else {}
@@ -63,6 +80,16 @@ def _shared(
     if not math.isfinite(gradients.norm(rule.p)):
         ranks.parallel.forget_calls()
     return gradients
+
+
+def bring_(
+    window: Window[Any], optimizer: torch.optim.Optimizer, rule: Rule, ranks: Ranks | None
+) -> None:
+    """Bring the true gradients of a window into every `.grad`, before its step."""
+    gradients = measured(window, optimizer, rule, ranks)
+    if any(window.denominators.values()):
+        gradients.mul_(window.unit)
+        gradients.apply_()
 
 
 def is_finite_here(optimizer: torch.optim.Optimizer, ranks: Ranks | None) -> bool:

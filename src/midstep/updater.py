@@ -1,7 +1,7 @@
 """The updater: the one place that knows the order of a step.
 
     window (denominator) -> autocast forward -> seeded backward -> statistics -> policy (verdict)
-      -> clip (factor) -> step -> clocks (loss scale, schedule) -> record -> sinks
+      -> clip (factor) -> step -> clocks (loss scale, schedule) -> record -> observers -> sinks
 
 Every stage is a file of its own and none knows another. `_finish` below is the order.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from .blame import Culprit, empty_error, first_bad_microbatch, names_of, report_strangers
+from .blame import Culprit, empty_error, names_of, report_strangers
 from .clip.norm import ByGlobalNorm
 from .clip.rule import Attempt, Decision, Rule
 from .clock import Clock
@@ -24,16 +24,18 @@ from .cutting import Count, Cut, Cutting, cut_of, cutting_of
 from .errors import WindowError
 from .feed import Feed
 from .gradients import Gradients
-from .measuring import is_finite_here, measured
+from .measuring import bring_, is_finite_here, measured
 from .nonfinite import Policy, Raise
+from .observers.observer import Observer, Subject
+from .observers.observing import Observing
+from .passes import LossFunction, Pass
 from .precision import FP32, LossScale, Precision, autocast_of
 from .ranks import ranks_of
 from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
 from .sinks import Guarded
-from .snapshot import RandomState
 from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, stage_of, step
-from .window import Driver, Loss, Window
+from .window import Driver, Window
 
 if TYPE_CHECKING:
     from .ranks.sharded import Sharding
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Updater"]
 
 Batch = TypeVar("Batch")
-LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
 
 _UNDECIDED = Decision(clipped=False, coefficient=None)
 
@@ -73,6 +74,7 @@ class Updater:
         sharding: What FSDP2 trades inside a window, memory for traffic; only for sharded models.
         check_replicas_every: After so many applied updates each, compare the weights of ranks that
             hold the same ones; None for never. Costs a read of them.
+        observers: What looks at updates and adds to their records; see `midstep.observers`.
         sinks: Called with each record, on every rank. One that fails warns once and never stops
             the run.
 
@@ -112,6 +114,7 @@ class Updater:
         averaged_model: AveragesWeights | None = None,
         sharding: Sharding | None = None,
         check_replicas_every: int | None = None,
+        observers: Sequence[Observer] = (),
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
     ) -> None:
         check_optimizer(optimizer)
@@ -130,15 +133,17 @@ class Updater:
         parameters = parameters_of(optimizer)
         names = names_of(model, parameters)
         self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
+        subject = Subject(model, optimizer, parameters, names, self._ranks)
+        self._observing = Observing(observers, subject, self.clock, names_of)
         driver = Driver(
             step=self._finish,
-            gradients=self._bring,
+            gradients=lambda window: bring_(window, optimizer, self.clip, self._ranks),
             drop=lambda window: self._feed.drop(window),  # noqa: PLW0108 - the feed is made next
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
         )
-        self._feed = Feed(model, optimizer, driver)
+        self._feed = Feed(model, optimizer, driver, self._observing)
         self._empty = self.empty
         self._rerun: Callable[[], int | None] | None = None
         self.sinks = [Guarded(sink) for sink in sinks]
@@ -230,19 +235,10 @@ class Updater:
             begun = self._begin(cut, self.empty, count is not None)
             assert begun is not None  # there is a cut
             window = begun
-        draws: list[RandomState] = []
-        seen: list[Batch] = []
+        passed = Pass(window, self.model, loss)
         try:
-            for batch in window:
-                if not draws or window.is_read_as_it_goes:  # reading a batch may draw, too
-                    draws.append(RandomState.capture_torch())
-                seen.append(batch)
-                with window.forward():
-                    value = loss(self.model, batch)
-                window.backward(value)
-            self._rerun = lambda: first_bad_microbatch(
-                window.again(seen, self._look), self.model, loss, draws, self._ranks
-            )
+            passed.run()
+            self._rerun = lambda: passed.first_bad_microbatch(self._look, self._ranks)
             return window.step()
         finally:
             self._rerun = None
@@ -276,6 +272,7 @@ class Updater:
             "loss_scale": self.loss_scale.state_dict(),
             "rates": self.rates.state_dict(),
             "clip": self.clip.state_dict(),
+            "observers": self._observing.state_dict(),
             **self._feed.state_dict(),
         }
 
@@ -289,17 +286,21 @@ class Updater:
         self.clock.load_state_dict(state["clock"])
         self.clip.load_state_dict(state["clip"])
         self.rates.load_state_dict(state["rates"], self.clock.step)
+        self._observing.load_state_dict(state.get("observers", {}))
         self._feed.load_state_dict(state)
 
     # -- the order ------------------------------------------------------------------------------
 
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
-        gradients = measured(window, self.optimizer, self.clip, self._ranks)
+        observing = self._observing
+        each = observing.needs_each
+        gradients = measured(window, self.optimizer, self.clip, self._ranks, each=each)
         if not any(window.denominators.values()):
             return self._end_empty(window)
         gradients.mul_(window.unit)
         grad_norm = gradients.norm(self.clip.p)
+        observing.on_gradients(gradients)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
         clock, means = self.clock, window.tally.loss_means()
@@ -307,7 +308,9 @@ class Updater:
         decision = self.clip.decide(gradients, attempt)
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
+        observing.before_step(gradients)
         step(self.optimizer, gradients)
+        observing.after_step(gradients)
         self.clip.commit(decision)
         if self.averaged_model is not None:
             self.averaged_model.update_parameters(self.model)
@@ -322,6 +325,7 @@ class Updater:
         num_nonfinite: int = 0,
     ) -> UpdateRecord:
         """Tick the clocks, each by its own rule, and write the record."""
+        extra = self._observing.extra(decision.threshold)
         lr = lr_of(self.optimizer)  # before the schedule moves it
         self._feed.end(window)
         self.clock.tick(
@@ -351,6 +355,7 @@ class Updater:
             loss_scale=window.scale,
             num_nonfinite=num_nonfinite,
             seconds=time.perf_counter() - self._feed.started,
+            extra=extra,
         )
         for sink in self.sinks:
             sink(record)
@@ -382,12 +387,6 @@ class Updater:
         self._feed.end(window)
         self._feed.clear()
         raise culprit.error(update=self.clock.update + 1)
-
-    def _bring(self, window: Window[Any]) -> None:
-        gradients = measured(window, self.optimizer, self.clip, self._ranks)
-        if any(window.denominators.values()):
-            gradients.mul_(window.unit)
-            gradients.apply_()
 
     def _look(self) -> bool:
         return is_finite_here(self.optimizer, self._ranks)

@@ -14,7 +14,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from .cutting import Cut
 from .errors import WindowError
+from .forward import Forward
 from .ranks import Ranks
 from .records import UpdateRecord
 from .seeds import Seeds, run_backward
@@ -43,6 +43,9 @@ class Driver:
         autocast: Opens the autocast of one forward; None where there is none.
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
+        on_batch: Told the position of each microbatch that is handed out; None for nobody.
+        before_backward: Told the position of a microbatch whose forward is done.
+        after_backward: Told it once its backward is done, too.
     """
 
     step: Callable[[Window[Any]], UpdateRecord]
@@ -51,49 +54,14 @@ class Driver:
     autocast: Callable[[], AbstractContextManager[Any]] | None = None
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
+    on_batch: Callable[[int], None] | None = None
+    before_backward: Callable[[int], None] | None = None
+    after_backward: Callable[[int], None] | None = None
 
     @property
     def needs_forward(self) -> bool:
         """Whether a forward outside `Window.forward` would lose precision, or talk too often."""
         return self.autocast is not None or self.ranks is not None
-
-
-class _Forward:
-    """Autocast for one forward, and sync where it is due. Costs nothing in float32 on one rank."""
-
-    __slots__ = ("_autocast", "_ranks", "_window")
-
-    def __init__(
-        self,
-        window: Window[Any],
-        autocast: AbstractContextManager[Any] | None,
-        ranks: Ranks | None,
-    ) -> None:
-        self._window = window
-        self._autocast = autocast
-        self._ranks = ranks
-
-    def __enter__(self) -> None:
-        window = self._window
-        window.has_forward = True
-        if self._ranks is not None:
-            self._ranks.parallel.before_forward(index=window.index, is_last=window.syncs)
-        if self._autocast is not None:
-            self._autocast.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._autocast is not None:
-            self._autocast.__exit__(kind, error, trace)
-        if self._ranks is not None:
-            with self._ranks.failing():
-                self._ranks.parallel.after_forward(failed=error is not None)
-                if error is not None:
-                    raise error
 
 
 class Window(Generic[Batch]):
@@ -171,6 +139,8 @@ class Window(Generic[Batch]):
             self.index += 1
             self.is_last = is_last
             self.has_forward = False
+            if self._driver.on_batch is not None:
+                self._driver.on_batch(self.index)
             yield batch
 
     @property
@@ -211,7 +181,7 @@ class Window(Generic[Batch]):
             A context for the forward and the loss, not for the backward.
         """
         autocast = self._driver.autocast
-        return _Forward(self, None if autocast is None else autocast(), self._driver.ranks)
+        return Forward(self, None if autocast is None else autocast(), self._driver.ranks)
 
     def backward(
         self, loss: Loss | Mapping[str, Loss], *, count: float | Tensor | None = None
@@ -252,6 +222,8 @@ class Window(Generic[Batch]):
                 "forward, so it ran without the autocast or the sync between ranks that was asked "
                 "for. Put the forward and the loss inside it."
             )
+        if self._driver.before_backward is not None:
+            self._driver.before_backward(self.index)
         if type(loss) is not Tensor and isinstance(loss, Mapping):
             self._backward_terms(loss)
         else:
@@ -263,6 +235,8 @@ class Window(Generic[Batch]):
             elif self._is_lockstep:
                 self._backward_nothing([loss_sum])
         self._num_backward += 1
+        if self._driver.after_backward is not None:
+            self._driver.after_backward(self.index)
         look = self._driver.look
         if look is not None and self._first_bad is None and not look():
             self._first_bad = self.index
@@ -359,7 +333,14 @@ class Window(Generic[Batch]):
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
         cut = dataclasses.replace(self._cut, pull=pull)
         # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
-        driver = dataclasses.replace(self._driver, look=look, drop=Window.end)
+        driver = dataclasses.replace(
+            self._driver,
+            look=look,
+            drop=Window.end,
+            on_batch=None,
+            before_backward=None,
+            after_backward=None,
+        )
         again = Window(cut, driver, scale=self.scale)
         again.tally.agree(self.denominators, {})
         return again

@@ -19,6 +19,7 @@ __all__ = [
     "LearningRate",
     "Minimum",
     "NamedRecipe",
+    "Observe",
     "Out",
     "Precision",
     "RecipeName",
@@ -212,6 +213,16 @@ EvaluateEvery: TypeAlias = Annotated[
         metavar="N",
         help="Applied updates from one held-out loss to the next; the end is measured in any case. "
         "Default: a tenth of the run.",
+        rich_help_panel=_RUN,
+    ),
+]
+Observe: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--observe/--no-observe",
+        help="Record everything that can be observed, at every update: entries, moments, each "
+        "microbatch, noise scale and more. Default: time by stage, and every tenth update norms by "
+        "tensor, the real update and memory.",
         rich_help_panel=_RUN,
     ),
 ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["about", "changes", "refuse_another_run"]
 
 # They decide no weight, so a run may go on with others.
-_MAY_CHANGE = ("save_every", "evaluate_every")
+_MAY_CHANGE = ("save_every", "evaluate_every", "observe")
 _SHORT = 60  # characters of a value that is worth showing
 
 

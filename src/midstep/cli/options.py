@@ -60,6 +60,7 @@ class Options:
         skip_nonfinite: Windows with a gradient that is not finite that are skipped in a row.
         save_every: Applied updates between two checkpoints.
         evaluate_every: Applied updates between two held-out losses.
+        observe: Record everything that can be observed.
 
     Raises:
         ValueError: A number is out of range, or two options exclude each other.
@@ -79,6 +80,7 @@ class Options:
     skip_nonfinite: int | None = None
     save_every: int | None = None
     evaluate_every: int | None = None
+    observe: bool | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -161,6 +163,7 @@ class Options:
             steps=steps,
             save_every=self.save_every or often,
             evaluate_every=self.evaluate_every or often,
+            observe=bool(self.observe),
         )
 
     def _precision(self, recipe: Recipe) -> Precision:

@@ -40,6 +40,7 @@ def train(  # noqa: PLR0917 - an option of the command is an argument here
     resume: given.Resume = None,
     save_every: given.SaveEvery = None,
     evaluate_every: given.EvaluateEvery = None,
+    observe: given.Observe = None,
     traceback: given.Traceback = False,
 ) -> int:
     """Train a recipe, with progress, records, checkpoints and a summary.
@@ -63,6 +64,7 @@ def train(  # noqa: PLR0917 - an option of the command is an argument here
             seed=seed,
             save_every=save_every,
             evaluate_every=evaluate_every,
+            observe=observe,
         )
         sleep_while_waiting()
         if resume is not None:

@@ -207,4 +207,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, Iterable) and not isinstance(value, str) else value
+    return (
+        [_plain(item) for item in value]
+        if isinstance(value, Iterable) and not isinstance(value, str)
+        else value
+    )

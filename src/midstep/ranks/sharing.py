@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .joint import joint_norm
-from .locals import local_gradient
+from .locals import local_gradient, local_part
 from .parallel import Parallel
 from .world import World
 
@@ -68,6 +68,14 @@ class Sharing:
     def is_split(self, parameter: Tensor) -> bool:
         """Whether a gradient is a DTensor, of which only a part may lie here."""
         return isinstance(parameter.grad, DTensor)
+
+    def lies_in_parts(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a DTensor, of which only a part may lie here."""
+        return isinstance(tensor, DTensor)
+
+    def local_part(self, tensor: Tensor) -> Tensor:
+        """Give what of a tensor lies here, in the same memory."""
+        return local_part(tensor)
 
     def local_gradient(self, parameter: Tensor) -> Tensor:
         """Give the part of a gradient that lies here; partial sums are added up first."""

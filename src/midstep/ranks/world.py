@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from ..errors import MidstepError, RankFailure
 from .board import Board
@@ -47,6 +48,22 @@ class World:
         dist.all_reduce(buffer)
         found: list[float] = buffer.tolist()
         return found
+
+    def sums(self, vectors: Sequence[Sequence[float] | Tensor]) -> list[Sequence[float] | Tensor]:
+        """Add up vectors over all ranks, in float64, in one all-reduce for all of them.
+
+        Waits for no accelerator: what it gives lies where the collective ran.
+        """
+        if self.size == 1:
+            return list(vectors)
+        self.num_collectives += 1
+        parts = [
+            torch.as_tensor(v, dtype=torch.float64).to(self._device, non_blocking=True)
+            for v in vectors
+        ]
+        buffer = torch.cat(parts)
+        dist.all_reduce(buffer)
+        return list(torch.split(buffer, [len(part) for part in parts]))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Give every rank's numbers, by rank. One all-gather of 8 bytes a number and rank."""

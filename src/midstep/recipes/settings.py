@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ..clip.rule import Rule
+from ..counts import unit_of
 from ..cutting import cutting_of
 from ..nonfinite import Policy, Raise
 from ..precision import Precision
 from ..updater import Updater
+from .observing import default_observers, every_observer
 from .recipe import Recipe
 
 __all__ = ["Settings", "make_updater"]
@@ -38,6 +40,7 @@ class Settings:
         steps: Applied updates of the whole run.
         save_every: Applied updates between two checkpoints.
         evaluate_every: Applied updates between two held-out losses.
+        observe: Record everything that can be observed, at every update.
     """
 
     seed: int
@@ -52,6 +55,7 @@ class Settings:
     steps: int
     save_every: int
     evaluate_every: int
+    observe: bool = False
 
     def words(self) -> dict[str, Any]:
         """Put every setting in plain values, the same in every process."""
@@ -80,6 +84,9 @@ def make_updater(recipe: Recipe, settings: Settings) -> Updater:
         precision=settings.precision,
         nonfinite=settings.nonfinite,
         schedule=settings.schedule,
+        observers=(
+            every_observer(unit=unit_of(recipe.count)) if settings.observe else default_observers()
+        ),
     )
 
 

@@ -1,0 +1,62 @@
+"""One pass of a window through the model, kept well enough to be made again.
+
+Whatever runs a window a second time (to find the microbatch that brought a nan, say) must draw the
+same random numbers on the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from torch import nn
+
+from .blame import first_bad_microbatch
+from .ranks import Ranks
+from .snapshot import RandomState
+from .window import Loss, Window
+
+__all__ = ["LossFunction", "Pass"]
+
+Batch = TypeVar("Batch")
+LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
+
+
+class Pass(Generic[Batch]):
+    """A forward and a backward for each microbatch of a window.
+
+    Args:
+        window: Whose microbatches.
+        model: Passed on to the loss.
+        loss: Gives the loss sum of a microbatch.
+    """
+
+    __slots__ = ("_draws", "_loss", "_model", "_seen", "_window")
+
+    def __init__(self, window: Window[Batch], model: nn.Module, loss: LossFunction[Batch]) -> None:
+        self._window = window
+        self._model = model
+        self._loss = loss
+        self._draws: list[RandomState] = []
+        self._seen: list[Batch] = []
+
+    def run(self) -> None:
+        """Run it, and keep the microbatches and the random state each began with."""
+        window = self._window
+        for batch in window:
+            if not self._draws or window.is_read_as_it_goes:  # reading a batch may draw, too
+                self._draws.append(RandomState.capture_torch())
+            self._seen.append(batch)
+            with window.forward():
+                value = self._loss(self._model, batch)
+            window.backward(value)
+
+    def first_bad_microbatch(self, look: Callable[[], bool], ranks: Ranks | None) -> int | None:
+        """Run it again, and find the first microbatch after which a gradient is not finite.
+
+        Args:
+            look: Whether every gradient is finite so far.
+            ranks: The other ranks; all run it again.
+        """
+        again = self._window.again(self._seen, look)
+        return first_bad_microbatch(again, self._model, self._loss, self._draws, ranks)
