@@ -39,7 +39,6 @@ TIERS = (
         "checkpoint",
         "verify",
         "range_test",
-        "compare",
         "planning",
         "recompute",
         "contrastive",
@@ -50,7 +49,7 @@ TIERS = (
 SIDE = ("lint", "audit.checks", "audit.recorder", "audit", "report")
 SIDE_MAY_IMPORT = 1  # the highest tier
 # On top: they may import anything, and nothing but each other imports them.
-EDGE = ("recipes", "integrations", "cli", "figures", "__init__", "__main__")
+EDGE = ("recipes", "integrations", "comparing", "cli", "figures", "__init__", "__main__")
 
 WITHOUT_TORCH = (*TIERS[0], *TIERS[1], "lint", "audit", "audit.checks", "report")
 ONLY_STANDARD_LIBRARY = (*TIERS[0], *TIERS[1])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
         clip_grad_value_,
         total_norm,
     )
+    from midstep.comparing import compare
     from midstep.counts import elements, rows, targets
     from midstep.errors import (
         CheckpointError,
@@ -89,6 +90,7 @@ _PUBLIC = {
     "save": "checkpoint",
     "load": "checkpoint",
     "lr_range": "range_test",
+    "compare": "comparing",
     "Recipe": "recipes.recipe",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
@@ -135,6 +137,7 @@ __all__ = [
     "save",
     "load",
     "lr_range",
+    "compare",
     "Recipe",
     "MidstepError",
     "EmptyWindow",

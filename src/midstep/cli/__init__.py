@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .compare import compare
 from .failures import FINE, fail, period
 from .lr_range import lr_range
 from .schedule import schedule
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command()(lr_range)
+app.command()(compare)
 app.command()(schedule)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ class Comparison:
             if not math.isfinite(mean):
                 yield f"  {variant}: lost"
             elif half is None:
-                yield f"  {variant}: {mean:+.4f}, one seed: whether that is more than chance is open"
+                yield f"  {variant}: {mean:+.4f}; of one seed, so that it may be chance"
             else:
                 verdict = "larger than the spread" if abs(mean) > half else "within the spread"
                 yield f"  {variant}: {mean:+.4f} +- {half:.4f}, {verdict}"
@@ -207,8 +207,4 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return (
-        [_plain(item) for item in value]
-        if isinstance(value, Iterable) and not isinstance(value, str)
-        else value
-    )
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -16,10 +16,11 @@ import torch
 
 from ..cutting import Count, cutting_of
 from ..nonfinite import Skip
+from ..passes import LossFunction
 from ..rates import rates_of
 from ..records import UpdateRecord, Verdict
 from ..trial import trial
-from ..updater import LossFunction, Updater
+from ..updater import Updater
 from .bounds import MIN_POINTS
 from .reading import Curve, Reading, read_curves
 from .smoothing import median_spread
