@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,10 @@ __all__ = ["clipped_often", "clipping_words", "pinned"]
 _PILE = 1e-3
 _PILE_SHARE = 0.2
 _NUM_NORMS = 20  # fewer say nothing about a pile
+
+# Rules that look at each tensor or entry: they fire as soon as one small bias stands out, so that it
+# says nothing about the step when they do.
+_PIECEWISE = re.compile(r"(?:Adaptive|ByRms|ByTensor\w+|ByValue)\(")
 
 # Above half, the clipped update is the usual one; above 95 % the few exceptions are chance.
 _ALWAYS, _OFTEN, _RARELY = 0.95, 0.5, 0.05
@@ -74,7 +79,10 @@ def clipped_often(run: Run) -> Iterator[Finding]:
         run: The run.
     """
     share = _share(run)
-    if share is None or share < _OFTEN or any(True for _ in pinned(run)):
+    rule = str(run.about.get("settings", {}).get("clip", ""))
+    if share is None or share < _OFTEN or _PIECEWISE.search(rule):
+        return
+    if any(True for _ in pinned(run)):
         return
     how = "at every update" if share == 1 else "nearly always" if share >= _ALWAYS else "often"
     steps = run.coefficient[run.applied & np.isfinite(run.coefficient)]

@@ -16,8 +16,10 @@ __all__ = ["growing", "near_zero"]
 _NUM_NORMS = 50  # ten a fifth: fewer have no median to speak of
 _WARM_UP = 0.1  # the share of a run whose norms are those of the first weights
 # Norms of healthy runs wander by a factor of 2 and often rise a little while the rate falls.
-# Three-fold, in every fifth larger than in the one before, is a direction.
-_GROWTH = 3.0
+# Three-fold, in every fifth larger than in the one before, is a direction. A run that learns may
+# leave a plateau that way, so while the loss falls it takes ten-fold.
+_GROWTH, _GROWTH_WHILE_LEARNING = 3.0, 10.0
+_LEARNS = 0.95  # the loss of the last fifth over that of the first
 # Where a gradient is noise around zero, its norm falls with the batch, not to nothing: four orders
 # below the first updates is a change of kind. What is exactly zero needs no comparison.
 _NEAR_ZERO = 1e-4
@@ -39,21 +41,22 @@ def growing(run: Run) -> Iterator[Finding]:
     if len(norms) < _NUM_NORMS:
         return
     medians = fifths(norms)
-    if medians[0] <= 0 or not np.all(np.diff(medians) > 0) or medians[-1] < _GROWTH * medians[0]:
+    losses = stepped(run, "loss_mean")[1]
+    parts = fifths(losses[first:]) if len(losses) - first >= _NUM_NORMS else None
+    learns = parts is not None and bool(parts[-1] < _LEARNS * parts[0])
+    growth = float(medians[-1] / medians[0]) if medians[0] > 0 else 0.0
+    if not np.all(np.diff(medians) > 0) or growth < (_GROWTH_WHILE_LEARNING if learns else _GROWTH):
         return
     seen = (
         f"the median of each fifth of the run, without its first tenth, is larger than the last: "
-        f"{', '.join(short(float(m)) for m in medians)}; the last is "
-        f"{times(float(medians[-1] / medians[0]))} the first"
+        f"{', '.join(short(float(m)) for m in medians)}; {times(growth)} the first in the end"
     )
     figures: dict[str, float | str] = {
         "first": float(medians[0]),
         "last": float(medians[-1]),
-        "ratio": float(medians[-1] / medians[0]),
+        "ratio": growth,
     }
-    _, losses = stepped(run, "loss_mean")
-    if len(losses) >= _NUM_NORMS:
-        parts = fifths(losses[int(_WARM_UP * len(losses)) :])
+    if parts is not None:
         figures |= {"first_loss": float(parts[0]), "last_loss": float(parts[-1])}
         way = "falls" if parts[-1] < parts[0] else "rises"
         seen += f". The loss {way} meanwhile, from {short(parts[0])} to {short(parts[-1])}"

@@ -40,8 +40,13 @@ def lone_spikes(run: Run) -> Iterator[Finding]:
     Args:
         run: The run.
     """
-    drifted = {spike.row for spike, _, _ in _drifts(run)}
-    spikes = [spike for spike in _spikes(run) if spike.is_over and spike.row not in drifted]
+    drifted = [spike.row for spike, _, _ in _drifts(run)]
+    spikes = [
+        spike
+        for spike in _spikes(run)
+        # What comes within a window after a drift began belongs to it.
+        if spike.is_over and not any(0 <= spike.row - row <= _WINDOW for row in drifted)
+    ]
     if not spikes:
         return
     largest = max(spikes, key=lambda spike: spike.norm / spike.usual)
