@@ -373,7 +373,7 @@ def test_a_run_that_ends_before_its_plan_is_told_where(tmp_path: Path) -> None:
         (ms.schedules.inverse_sqrt(warmup=10), []),
         (lambda step: 0.99**step, []),
         (lambda step: 0.1 ** (step // 40), []),
-        (lambda step: 1.0, []),
+        (lambda _: 1.0, []),
     ],
 )
 def test_without_a_plan_only_a_rate_that_is_still_falling_straight_is_called_early(
@@ -388,9 +388,9 @@ def test_targets_that_swing_from_update_to_update_are_found(tmp_path: Path) -> N
     def batches() -> Iterator[Batch]:
         for number, (x, y) in enumerate(classes(rows=32)):
             keep = 2 if number // 2 % 3 == 0 else 32
-            y = y.clone()
-            y[keep:] = -100
-            yield x, y
+            few = y.clone()
+            few[keep:] = -100
+            yield x, few
 
     found = found_in(train(tmp_path, mlp(), batches()))
     assert list(found) == ["targets-swing"]

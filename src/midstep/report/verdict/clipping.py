@@ -20,8 +20,8 @@ _PILE = 1e-3
 _PILE_SHARE = 0.2
 _NUM_NORMS = 20  # fewer say nothing about a pile
 
-# Rules that look at each tensor or entry: they fire as soon as one small bias stands out, so that it
-# says nothing about the step when they do.
+# Rules that look at each tensor or entry: they fire as soon as one small bias stands out, which
+# says nothing about the step.
 _PIECEWISE = re.compile(r"(?:Adaptive|ByRms|ByTensor\w+|ByValue)\(")
 
 # Above half, the clipped update is the usual one; above 95 % the few exceptions are chance.
