@@ -49,7 +49,16 @@ TIERS = (
 SIDE = ("lint", "audit.checks", "audit.recorder", "audit", "report")
 SIDE_MAY_IMPORT = 1  # the highest tier
 # On top: they may import anything, and nothing but each other imports them.
-EDGE = ("recipes", "integrations", "comparing", "cli", "figures", "__init__", "__main__")
+EDGE = (
+    "recipes",
+    "integrations",
+    "comparing",
+    "choosing",
+    "cli",
+    "figures",
+    "__init__",
+    "__main__",
+)
 
 WITHOUT_TORCH = (*TIERS[0], *TIERS[1], "lint", "audit", "audit.checks", "report")
 ONLY_STANDARD_LIBRARY = (*TIERS[0], *TIERS[1])

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .choices import batch, threshold
 from .compare import compare
 from .failures import FINE, fail, period
 from .lr_range import lr_range
@@ -31,6 +32,8 @@ app = typer.Typer(
 app.command()(train)
 app.command()(lr_range)
 app.command()(compare)
+app.command()(threshold)
+app.command()(batch)
 app.command()(schedule)
 
 
