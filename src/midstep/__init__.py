@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     from midstep.records import UpdateRecord, Verdict
     from midstep.sinks import JsonLines
     from midstep.updater import Updater
+    from midstep.verifying import Certificate, verify
     from midstep.window import Window
 
 __version__ = "0.1.0"
@@ -92,6 +93,8 @@ _PUBLIC = {
     "lr_range": "range_test",
     "compare": "comparing",
     "Recipe": "recipes.recipe",
+    "verify": "verifying",
+    "Certificate": "verifying",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
     "NonFiniteGradient": "errors",
@@ -139,6 +142,8 @@ __all__ = [
     "lr_range",
     "compare",
     "Recipe",
+    "verify",
+    "Certificate",
     "MidstepError",
     "EmptyWindow",
     "NonFiniteGradient",
