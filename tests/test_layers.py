@@ -32,7 +32,9 @@ TIERS = (
         "rates",
         "stepping",
     ),
-    ("feed", "measuring", "passes"),
+    ("feed", "measuring", "ending", "passes"),
+    ("unread",),
+    ("late",),
     ("updater",),
     ("trial",),
     (

@@ -24,6 +24,7 @@ __all__ = [
     "no_gradient_error",
     "plain_name",
     "report_strangers",
+    "unread_error",
 ]
 
 
@@ -123,6 +124,39 @@ class Culprit:
         )
         error.on_all_ranks = True  # what it says was gathered
         return error
+
+
+def unread_error(
+    names: Sequence[str], microbatch: int | None, *, norm: float, update: int
+) -> NonFiniteGradient:
+    """Say what is known of a gradient that is not finite when it is gone already.
+
+    Args:
+        names: Of the parameters whose gradient has a norm that is not finite.
+        microbatch: The first whose loss was not finite.
+        norm: Of all gradients.
+        update: Which attempt it was.
+    """
+    shown = ", ".join(f"`{name}`" for name in names[:5])
+    if len(names) > 5:
+        shown += f" and {len(names) - 5} more"
+    fact = f"the gradient is inf or nan in {shown}"
+    if not names:
+        fact = f"the gradient has a norm of {norm:.3g}, for which the step has no factor in float32"
+    where = (
+        f"microbatch {microbatch} of the window (from 0) brought it"
+        if microbatch is not None
+        else "every loss was finite, so the microbatch does not show; pass `lazy=False` to find it "
+        "and to count the entries"
+    )
+    return NonFiniteGradient(
+        f"Update {update}: {fact}; {where}. It is told one update later, as this Updater is lazy: "
+        "weights, optimizer state and schedule are as they were before it. Look at that "
+        "microbatch, lower the rate, or go on past it with `nonfinite=ms.Skip(max_consecutive=5)`.",
+        parameters=dict.fromkeys(names, 1),
+        microbatch=microbatch,
+        update=update,
+    )
 
 
 def empty_error(num_microbatches: int, *, update: int) -> EmptyWindow:

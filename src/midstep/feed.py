@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .cursor import Cursor
 from .cutting import Count, Cut, Cutting
@@ -123,7 +123,7 @@ class Feed:
             return next(cuts, None)
 
     def begin(
-        self, cut: Cut[Batch] | None, *, scale: float, is_counted: bool
+        self, cut: Cut[Batch] | None, *, scale: float | Tensor, is_counted: bool
     ) -> Window[Batch] | None:
         """Open a window with cleared gradients; one still open is dropped.
 

@@ -88,7 +88,7 @@ def bring_(
     """Bring the true gradients of a window into every `.grad`, before its step."""
     gradients = measured(window, optimizer, rule, ranks)
     if any(window.denominators.values()):
-        gradients.mul_(window.unit)
+        gradients.mul_(float(window.unit))
         gradients.apply_()
 
 

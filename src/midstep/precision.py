@@ -170,6 +170,7 @@ class LossScale:
     """
 
     __slots__ = (
+        "_ahead",
         "_growth_tracker",
         "backoff_factor",
         "growth_factor",
@@ -193,11 +194,13 @@ class LossScale:
         self.growth_interval = growth_interval
         self.is_dynamic = is_dynamic
         self._growth_tracker = 0
+        self._ahead: Tensor | None = None
 
     def update(self, *, found_inf: bool) -> None:
         """Move the scale after one attempted window."""
         if not self.is_dynamic:
             return
+        self._ahead = None
         if found_inf:
             self._growth_tracker = 0
             lowered = _float32(self.value * self.backoff_factor)
@@ -210,6 +213,33 @@ class LossScale:
             grown = _float32(self.value * self.growth_factor)
             if grown < math.inf:
                 self.value = grown
+
+    @property
+    def ahead(self) -> float | Tensor:
+        """The scale of the next window: a tensor while an update waits to be told to the host."""
+        return self.value if self._ahead is None else self._ahead
+
+    def update_unread(self, found_inf: Tensor) -> None:
+        """Move the scale on the device, as `update` will once the host is told. No host sync.
+
+        Args:
+            found_inf: 1 after an overflow, else 0. Shape [], float32.
+        """
+        if not self.is_dynamic:
+            return
+        before = torch.full_like(found_inf, self.value)
+        after = before.clone()
+        tracker = torch.full_like(found_inf, self._growth_tracker, dtype=torch.int32)
+        # As torch names them: scale, growth tracker, found_inf, growth, backoff, interval.
+        torch._amp_update_scale_(
+            after,
+            tracker,
+            found_inf,
+            self.growth_factor,
+            self.backoff_factor,
+            self.growth_interval,
+        )
+        self._ahead = torch.where(after >= torch.finfo(torch.float32).tiny, after, before)
 
     def explains_overflow(self) -> bool:
         """Whether an overflow may come from the scale, so that a smaller one could cure it."""
@@ -241,6 +271,7 @@ class LossScale:
             )
         if not state:
             return
+        self._ahead = None
         self.value = _float32(float(state["scale"]))
         self.growth_factor = float(state["growth_factor"])
         self.backoff_factor = float(state["backoff_factor"])

@@ -10,10 +10,10 @@ import dataclasses
 import enum
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Self
 
-__all__ = ["UpdateRecord", "Verdict"]
+__all__ = ["UnreadRecord", "UpdateRecord", "Verdict"]
 
 
 class Verdict(enum.StrEnum):
@@ -141,6 +141,63 @@ class UpdateRecord:
         if len(self.denominators) == 1:
             return f"{next(iter(self.denominators.values())):,.10g} targets"
         return ", ".join(f"{n:,.10g} {term}" for term, n in self.denominators.items())
+
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(UpdateRecord))
+
+
+class UnreadRecord(UpdateRecord):
+    """A record whose outcome still lies on the device; reading a field asks for it, once.
+
+    What the host knew when the step was launched (`update`, `num_microbatches`, `denominators`,
+    `seconds`) is there at once. Any other field waits for the device: one host sync. It equals,
+    prints and is pickled like any record.
+    """
+
+    __slots__ = ("_ask",)
+
+    @classmethod
+    def asking(cls, ask: Callable[[], None], known: Mapping[str, Any]) -> Self:
+        """Make a record of what is known.
+
+        Args:
+            ask: Has `fill` called before it returns or raises.
+            known: Values of fields, by name.
+        """
+        record = cls.__new__(cls)
+        object.__setattr__(record, "_ask", ask)
+        for name, value in known.items():
+            object.__setattr__(record, name, value)
+        return record
+
+    def fill(self, told: UpdateRecord) -> None:
+        """Take every field of the record that the device has told."""
+        for name in _FIELDS:
+            object.__setattr__(self, name, getattr(told, name))
+        object.__setattr__(self, "_ask", None)
+
+    def __getattr__(self, name: str) -> Any:
+        # Asked for an empty slot only: a field that is not known yet.
+        ask = None if name not in _FIELDS else object.__getattribute__(self, "_ask")
+        if ask is None:
+            raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
+        ask()
+        return object.__getattribute__(self, name)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, UpdateRecord):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
+
+    # As any record: its fields hold lists, which have no hash.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Callable[..., UpdateRecord], tuple[dict[str, Any]]]:
+        return _record_of, ({name: getattr(self, name) for name in _FIELDS},)
+
+
+def _record_of(values: dict[str, Any]) -> UpdateRecord:
+    return UpdateRecord(**values)
 
 
 def _short(value: float) -> str:

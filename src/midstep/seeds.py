@@ -27,7 +27,8 @@ class Seeds:
     """The seeds of one window.
 
     Args:
-        scale: What every loss is multiplied by in backward.
+        scale: What every loss is multiplied by in backward; a tensor of shape [] where only the
+            device knows it yet.
         rank_factor: What undoes a mean over ranks; 1 where they add up.
         denominators: What each term's mean is over: known ahead, or growing.
         num_expected: Microbatches of a streamed window; None when its denominators are known.
@@ -47,7 +48,7 @@ class Seeds:
 
     def __init__(
         self,
-        scale: float,
+        scale: float | Tensor,
         *,
         rank_factor: float,
         denominators: Mapping[str, float],
@@ -77,17 +78,22 @@ class Seeds:
         key = (term, loss.dtype, loss.device)
         seed = self._seeds.get(key)
         if seed is None:
-            value = self.scale * self._rank_factor / self._divisor_of(term, loss.dtype, found)
-            seed = torch.full((), value, dtype=loss.dtype, device=loss.device)
+            divisor = self._divisor_of(term, loss.dtype, found)
+            value = self.scale * self._rank_factor / divisor
+            if isinstance(value, Tensor):
+                seed = value.to(loss.device, loss.dtype)
+            else:
+                seed = torch.full((), value, dtype=loss.dtype, device=loss.device)
             self._seeds[key] = seed
         return seed
 
     @property
-    def unit(self) -> float:
+    def unit(self) -> float | Tensor:
         """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
         if self._divisor is None:
             return 1.0 / self.scale
-        return self._divisor / next(iter(self._denominators.values())) / self.scale
+        denominator = next(iter(self._denominators.values()))
+        return self._divisor / denominator / self.scale
 
     def clear(self) -> None:
         """Let go of the tensors."""

@@ -18,10 +18,13 @@ from .gradients import Gradients
 __all__ = [
     "AveragesWeights",
     "check_optimizer",
+    "is_begun",
     "lr_of",
     "parameters_of",
+    "skips_on_device",
     "stage_of",
     "step",
+    "step_unread",
 ]
 
 Stage = TypeVar("Stage")
@@ -71,6 +74,52 @@ def _step_folded(optimizer: Any, gradients: Gradients, factor: float) -> None:
     finally:
         del optimizer.grad_scale
     gradients.hand_over_()
+
+
+def step_unread(optimizer: Any, gradients: Gradients, factor: Tensor, found_inf: Tensor) -> None:
+    """Step by a factor that lies on the device, or leave all as it is, which the kernel decides.
+
+    Args:
+        optimizer: One that `skips_on_device`.
+        gradients: Without a pending factor of their own.
+        factor: Of every gradient. Shape [], wide.
+        found_inf: 1 to change neither weights nor optimizer state, else 0. Shape [], float32.
+    """
+    if all(t.dtype in _FACTOR_DTYPES for t in gradients.tensors):
+        optimizer.grad_scale = (1.0 / factor).float()
+    else:
+        with torch.no_grad():
+            torch._foreach_mul_(gradients.tensors, factor)
+    optimizer.found_inf = found_inf
+    try:
+        optimizer.step()
+    finally:
+        vars(optimizer).pop("grad_scale", None)
+        del optimizer.found_inf
+    torch.clear_autocast_cache()
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's kernel itself leaves everything as it is when told to."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
+        group.get("fused") for group in optimizer.param_groups
+    )
+
+
+def is_begun(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step that is skipped on the device would leave no trace in the optimizer's state.
+
+    SGD makes its momentum in the first step, from memory that a skipped kernel never writes.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return True
+    return all(
+        optimizer.state.get(p, {}).get("momentum_buffer") is not None
+        for group in optimizer.param_groups
+        if group["momentum"]
+        for p in group["params"]
+        if p.grad is not None
+    )
 
 
 def lr_of(optimizer: torch.optim.Optimizer) -> list[float]:

@@ -6,8 +6,9 @@ them. Streamed, they grow with the losses.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -17,9 +18,33 @@ from .errors import CountMismatch, WindowError
 from .losses import LossSum
 from .terms import checked_count
 
-__all__ = ["Loss", "Tally"]
+__all__ = ["Loss", "Tally", "UnreadCount"]
 
 Loss: TypeAlias = Tensor | LossSum
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnreadCount:
+    """A count that came with a loss, on its device, beside what the window counted."""
+
+    term: str
+    index: int
+    counted: float
+    carried: Tensor
+
+    def gap(self) -> Tensor:
+        """How far the two are apart: more than 1 is too far. Shape [], no host sync."""
+        if isinstance(self.counted, int) and not self.carried.is_floating_point():
+            return (self.carried - self.counted) * 2.0
+        return (self.carried - self.counted) / (max(self.counted, 1e-30) * 1e-6)
+
+    def check(self) -> None:
+        """Read it.
+
+        Raises:
+            CountMismatch: The two differ.
+        """
+        _check_same(self.term, self.counted, checked_count(self.carried, self.term), self.index)
 
 
 class Tally:
@@ -28,12 +53,23 @@ class Tally:
     Attributes:
         counts: What each microbatch counts; None when the counts come with the losses.
         denominators: What each term's mean is over.
+        unread_counts: Counts that losses carried and nobody has looked at yet.
     """
 
-    __slots__ = ("_agreed_sums", "_last_done", "_loss_sums", "counts", "denominators")
+    __slots__ = (
+        "_agreed_sums",
+        "_is_lazy",
+        "_last_done",
+        "_loss_sums",
+        "counts",
+        "denominators",
+        "unread_counts",
+    )
 
-    def __init__(self, counts: list[dict[str, float]] | None) -> None:
+    def __init__(self, counts: list[dict[str, float]] | None, *, is_lazy: bool = False) -> None:
         self.counts = counts
+        self.unread_counts: list[UnreadCount] = []
+        self._is_lazy = is_lazy
         self.denominators: dict[str, float] = {}
         self._loss_sums: dict[str, list[float | Tensor]] = {}
         self._agreed_sums: dict[str, float] = {}
@@ -96,14 +132,17 @@ class Tally:
         else:
             self._check_none_missed(term, last_done + 1, index)
             found = self.counts[index].get(term, 0)
-            if count is not None:
+            if self._is_lazy and isinstance(count, Tensor):
+                self.unread_counts.append(UnreadCount(term, index, found, count))
+            elif count is not None:
                 _check_same(term, found, checked_count(count, term), index)
         loss = _checked_loss(loss, needs_graph=found > 0)
         if found:
             sums = self._loss_sums.setdefault(term, [])
             if len(sums) < index:
                 sums.extend([0.0] * (index - len(sums)))  # microbatches that were left out
-            sums.append(loss.item() if loss.is_cpu else loss.detach())
+            stays = self._is_lazy or not loss.is_cpu
+            sums.append(loss.detach() if stays else loss.item())
         return loss, found
 
     def check_complete(self) -> None:
@@ -144,6 +183,15 @@ class Tally:
             total = self.loss_sum(term) if total is None else total
             means[term] = total / denominator if denominator else None
         return means
+
+    def unread_sums(self) -> list[Tensor]:
+        """The loss of each microbatch that still lies on its device."""
+        return [s for sums in self._loss_sums.values() for s in sums if isinstance(s, Tensor)]
+
+    def read(self, numbers: Iterator[float]) -> None:
+        """Take the loss of each of `unread_sums`, read elsewhere."""
+        for sums in self._loss_sums.values():
+            sums[:] = [next(numbers) if isinstance(s, Tensor) else s for s in sums]
 
     def first_nonfinite(self) -> int | None:
         """Find the first microbatch whose loss was inf or nan."""

@@ -11,28 +11,37 @@ import torch
 from torch import Tensor, nn
 
 from .cursor import Cursor
+from .nonfinite import Policy
+from .rates import Schedule, rates_of
 from .snapshot import RandomState, generators
 from .updater import Updater
 
 __all__ = ["trial"]
 
-_SWAPPED = ("rates", "nonfinite", "averaged_model", "sinks")
+# ruff: noqa: SLF001 - a trial is the updater's other half, and sees what the updater sees
 
 
 @contextlib.contextmanager
-def trial(updater: Updater, *loaders: Iterable[Any]) -> Iterator[Updater]:
+def trial(
+    updater: Updater,
+    *loaders: Iterable[Any],
+    nonfinite: Policy | None = None,
+    schedule: Schedule | None = None,
+) -> Iterator[Updater]:
     """Put everything back to the last bit when the block ends, however it ends.
 
     Weights, buffers, gradients and modes of the model; state and groups of the optimizer; loss
     scale, clip statistics, clocks and place in the data; python's, numpy's and torch's random
-    streams, and those of the loaders. Inside, records reach no sink and no average of the weights
-    is kept; `updater.rates` and `updater.nonfinite` may be replaced.
+    streams, and those of the loaders. Inside, records reach no sink, no average of the weights is
+    kept, and every verdict is read at once.
 
     Costs a copy of weights, buffers, gradients and optimizer state.
 
     Args:
         updater: With no window open.
         loaders: Whose generators are put back, and whose `state_dict` where they have one.
+        nonfinite: A policy instead of the updater's own.
+        schedule: A schedule instead of the updater's own; None leaves the rates as they are.
 
     Raises:
         WindowError: A window is open.
@@ -50,20 +59,27 @@ def trial(updater: Updater, *loaders: Iterable[Any]) -> Iterator[Updater]:
         >>> updater.clock.step
         0
     """
-    state = copy.deepcopy(updater.state_dict())
+    state = copy.deepcopy(updater.state_dict())  # settles the last update
     del state["cursor"]  # to load it would be to resume: the next pass would begin in the middle
-    feed = updater._feed  # noqa: SLF001 - its place in the data, as it stands
-    cursor, feed.cursor = feed.cursor, Cursor()
-    swapped = {name: getattr(updater, name) for name in _SWAPPED}
     kept: list[_Kept] = [_Model(updater.model), _Optimizer(updater.optimizer), _Loaders(loaders)]
     random = RandomState.capture()
-    updater.sinks, updater.averaged_model = [], None
+    swapped: list[tuple[object, str, Any]] = [
+        (updater, "nonfinite", updater.nonfinite if nonfinite is None else nonfinite),
+        (updater, "averaged_model", None),
+        (updater._books, "rates", updater._books.rates),
+        (updater._books, "sinks", []),
+        (updater._late, "is_on", False),
+        (updater._feed, "cursor", Cursor()),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in swapped]
     try:
+        for owner, name, value in swapped:
+            setattr(owner, name, value)
+        updater._books.rates = rates_of(updater.optimizer, schedule)
         yield updater
     finally:
-        for name, value in swapped.items():
-            setattr(updater, name, value)
-        feed.cursor = cursor
+        for owner, name, value in before:
+            setattr(owner, name, value)
         updater.load_state_dict(state)
         for part in kept:
             part.restore()

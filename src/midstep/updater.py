@@ -18,12 +18,14 @@ from torch import nn
 
 from .blame import Culprit, empty_error, names_of, report_strangers
 from .clip.norm import ByGlobalNorm
-from .clip.rule import Attempt, Decision, Rule
+from .clip.rule import Decision, Rule
 from .clock import Clock
 from .cutting import Count, Cut, Cutting, cut_of, cutting_of
+from .ending import UNDECIDED, Books, Ending
 from .errors import WindowError
 from .feed import Feed
 from .gradients import Gradients
+from .late import Late
 from .measuring import bring_, is_finite_here, measured
 from .nonfinite import Policy, Raise
 from .observers.observer import Observer, Subject
@@ -33,7 +35,6 @@ from .precision import FP32, LossScale, Precision, autocast_of
 from .ranks import ranks_of
 from .rates import Rates, Schedule, rates_of
 from .records import UpdateRecord, Verdict
-from .sinks import Guarded
 from .stepping import AveragesWeights, check_optimizer, lr_of, parameters_of, stage_of, step
 from .window import Driver, Window
 
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Updater"]
 
 Batch = TypeVar("Batch")
-
-_UNDECIDED = Decision(clipped=False, coefficient=None)
 
 
 class Updater:
@@ -59,7 +58,7 @@ class Updater:
 
     Costs beside forward, backward and the optimizer: one read of the gradients (their norm), and
     one multiplication where a division, a loss scale or a clip coefficient is open and the
-    optimizer is not fused. On an accelerator one host sync an update.
+    optimizer is not fused. No host sync on an accelerator where the updater is lazy, one elsewhere.
 
     Args:
         model: Whose parameters are trained; may be compiled or wrapped.
@@ -77,11 +76,13 @@ class Updater:
         observers: What looks at updates and adds to their records; see `midstep.observers`.
         sinks: Called with each record, on every rank. One that fails warns once and never stops
             the run.
+        lazy: Leave verdicts on the device; the host is told one update later, so that no update
+            waits (see `settle`). None does so on an accelerator where every stage can.
 
     Raises:
         TypeError: The optimizer wants a closure, or a stage is no stage.
-        ValueError: The precision cannot train these parameters, or the scheduler is another
-            optimizer's.
+        ValueError: The precision cannot train these parameters, the scheduler is another
+            optimizer's, or a stage needs the host and `lazy=True`.
         NotImplementedError: The model is wrapped in FSDP1.
 
     Warns:
@@ -116,6 +117,7 @@ class Updater:
         check_replicas_every: int | None = None,
         observers: Sequence[Observer] = (),
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
+        lazy: bool | None = None,
     ) -> None:
         check_optimizer(optimizer)
         self.model = model
@@ -127,14 +129,14 @@ class Updater:
         self.empty: Policy = stage_of("empty", empty, Raise(), "goes_on")
         self.averaged_model = averaged_model
         self.rates: Rates = rates_of(optimizer, schedule)
-        self.loss_scale: LossScale = self.precision.loss_scale()
-        self.clock = Clock()
         report_strangers(model, optimizer)
-        parameters = parameters_of(optimizer)
-        names = names_of(model, parameters)
+        names = names_of(model, parameters := parameters_of(optimizer))
         self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
+        self._books = Books(self.precision.loss_scale(), self.rates, sinks, self._ranks)
         subject = Subject(model, optimizer, parameters, names, self._ranks)
-        self._observing = Observing(observers, subject, self.clock, names_of)
+        self._observing = Observing(observers, subject, self._books.clock, names_of)
+        order = (self.clip, self.nonfinite, self._books, self._commit)
+        self._late = Late(subject, *order, observing=self._observing, wanted=lazy)
         driver = Driver(
             step=self._finish,
             gradients=lambda window: bring_(window, optimizer, self.clip, self._ranks),
@@ -142,11 +144,23 @@ class Updater:
             autocast=autocast_of(self.precision, list(model.parameters())),
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
+            is_lazy=self._late.is_on,
         )
         self._feed = Feed(model, optimizer, driver, self._observing)
         self._empty = self.empty
         self._rerun: Callable[[], int | None] | None = None
-        self.sinks = [Guarded(sink) for sink in sinks]
+
+    @property
+    def clock(self) -> Clock:
+        """The clocks of the run. Settles first."""
+        self.settle()
+        return self._books.clock
+
+    @property
+    def loss_scale(self) -> LossScale:
+        """The loss scale. Settles first."""
+        self.settle()
+        return self._books.loss_scale
 
     # -- the doors ------------------------------------------------------------------------------
 
@@ -193,13 +207,13 @@ class Updater:
         yield from self._feed.windows(
             batches, way, count, lambda cut: self._begin(cut, empty, is_counted)
         )
-        self.clock.epoch += 1
+        self.clock.epoch += 1  # settles, so that the last record of a pass reaches the sinks
 
     def _begin(
         self, cut: Cut[Batch] | None, empty: Policy, is_counted: bool
     ) -> Window[Batch] | None:
         self._empty = empty
-        return self._feed.begin(cut, scale=self.loss_scale.value, is_counted=is_counted)
+        return self._feed.begin(cut, scale=self._books.loss_scale.ahead, is_counted=is_counted)
 
     def update(
         self,
@@ -254,7 +268,19 @@ class Updater:
         Raises:
             ValueError: The schedule takes no metric.
         """
+        self.settle()
         self.rates.report(metric)
+
+    def settle(self) -> None:
+        """Have the last update of a lazy updater told to the host: one host sync.
+
+        It is told anyway before the next step, when its record, the clock or the state is read, and
+        when `windows` ends. Until then schedule, averaged model and sinks are one update behind.
+
+        Raises:
+            NonFiniteGradient: By policy, of the last update. Nothing was touched.
+        """
+        self._late.settle()
 
     def state_dict(self) -> dict[str, Any]:
         """Give everything but model, optimizer and random state, as plain values and tensors.
@@ -267,10 +293,8 @@ class Updater:
                 "The state was asked for inside a window, whose gradients would be lost. Save "
                 "after `window.step()`."
             )
-        return {
-            "clock": self.clock.state_dict(),
-            "loss_scale": self.loss_scale.state_dict(),
-            "rates": self.rates.state_dict(),
+        self.settle()
+        return self._books.state_dict() | {
             "clip": self.clip.state_dict(),
             "observers": self._observing.state_dict(),
             **self._feed.state_dict(),
@@ -282,10 +306,9 @@ class Updater:
         Raises:
             ValueError: The loss scale is on in one run and off in the other.
         """
-        self.loss_scale.load_state_dict(state["loss_scale"])
-        self.clock.load_state_dict(state["clock"])
+        self._late.forget()  # of weights that are about to be replaced
+        self._books.load_state_dict(state)
         self.clip.load_state_dict(state["clip"])
-        self.rates.load_state_dict(state["rates"], self.clock.step)
         self._observing.load_state_dict(state.get("observers", {}))
         self._feed.load_state_dict(state)
 
@@ -293,27 +316,30 @@ class Updater:
 
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
+        self.settle()
         observing = self._observing
         each = observing.needs_each
         gradients = measured(window, self.optimizer, self.clip, self._ranks, each=each)
         if not any(window.denominators.values()):
             return self._end_empty(window)
-        gradients.mul_(window.unit)
+        if self._late.can_take(gradients):
+            seconds = time.perf_counter() - self._feed.started
+            record = self._late.launch(window, gradients, seconds=seconds)
+            self._feed.end(window)
+            return record
+        gradients.mul_(float(window.unit))
         grad_norm = gradients.norm(self.clip.p)
         observing.on_gradients(gradients)
         if not math.isfinite(grad_norm):
             return self._end_nonfinite(window, gradients, grad_norm)
-        clock, means = self.clock, window.tally.loss_means()
-        attempt = Attempt(clock.step, _total(means), skipped_in_a_row=clock.skipped_in_a_row)
+        attempt = self._books.attempt(window)
         decision = self.clip.decide(gradients, attempt)
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
         observing.before_step(gradients)
         step(self.optimizer, gradients)
         observing.after_step(gradients)
-        self.clip.commit(decision)
-        if self.averaged_model is not None:
-            self.averaged_model.update_parameters(self.model)
+        self._commit(decision)
         return self._end(window, Verdict.APPLIED, grad_norm, decision)
 
     def _end(
@@ -321,54 +347,34 @@ class Updater:
         window: Window[Any],
         verdict: Verdict,
         grad_norm: float | None = None,
-        decision: Decision = _UNDECIDED,
+        decision: Decision = UNDECIDED,
         num_nonfinite: int = 0,
     ) -> UpdateRecord:
         """Tick the clocks, each by its own rule, and write the record."""
         extra = self._observing.extra(decision.threshold)
-        lr = lr_of(self.optimizer)  # before the schedule moves it
+        seconds = time.perf_counter() - self._feed.started
+        lr, scale = lr_of(self.optimizer), float(window.scale)  # before the clocks move them
         self._feed.end(window)
-        self.clock.tick(
-            verdict,
-            num_microbatches=window.num_microbatches,
-            denominators=window.denominators,
-        )
-        loss_means = window.tally.loss_means()
-        if verdict is not Verdict.SKIPPED_EMPTY:
-            self.loss_scale.update(found_inf=verdict is Verdict.SKIPPED_NONFINITE)
-        if verdict.applied:
-            self.rates.tick(self.clock.step)
-        else:
+        ending = Ending(verdict, lr, scale, seconds, grad_norm, decision, num_nonfinite, extra)
+        record = self._books.tick(window, ending)
+        if not verdict.applied:
             self._feed.clear()
-        record = UpdateRecord(
-            update=self.clock.update,
-            step=self.clock.step,
-            verdict=verdict,
-            num_microbatches=window.num_microbatches,
-            denominators=window.denominators,
-            loss_means=loss_means,
-            loss_mean=_total(loss_means),
-            grad_norm=grad_norm,
-            clip_coefficient=decision.coefficient,
-            clipped=decision.clipped,
-            lr=lr,
-            loss_scale=window.scale,
-            num_nonfinite=num_nonfinite,
-            seconds=time.perf_counter() - self._feed.started,
-            extra=extra,
-        )
-        for sink in self.sinks:
-            sink(record)
-        if verdict.applied and self._ranks is not None:
-            self._ranks.check_replicas(self.clock.step)
+        self._books.publish(record)
         return record
 
+    def _commit(self, decision: Decision) -> None:
+        """Take an applied update into what remembers them; the weights are still its own."""
+        self.clip.commit(decision)
+        if self.averaged_model is not None:
+            self.averaged_model.update_parameters(self.model)
+
     def _end_empty(self, window: Window[Any]) -> UpdateRecord:
-        if self._empty.goes_on(self.clock.skipped_in_a_row, explained=False):
+        clock = self._books.clock
+        if self._empty.goes_on(clock.skipped_in_a_row, explained=False):
             return self._end(window, Verdict.SKIPPED_EMPTY)
         self._feed.end(window)
         self._feed.clear()
-        raise empty_error(window.num_microbatches, update=self.clock.update + 1)
+        raise empty_error(window.num_microbatches, update=clock.update + 1)
 
     def _end_nonfinite(
         self, window: Window[Any], gradients: Gradients, grad_norm: float
@@ -376,22 +382,18 @@ class Updater:
         names = names_of(self.model, gradients.parameters)
         # By the losses alone: a look sees an overflow that the scale explains, too.
         culprit = Culprit.found(self._ranks, gradients, names, window.tally.first_nonfinite())
-        explained = culprit.microbatch is None and self.loss_scale.explains_overflow()
-        if self.nonfinite.goes_on(self.clock.skipped_in_a_row, explained=explained):
-            num = culprit.num_nonfinite
-            return self._end(window, Verdict.SKIPPED_NONFINITE, grad_norm, num_nonfinite=num)
+        explained = culprit.microbatch is None and self._books.loss_scale.explains_overflow()
+        clock = self._books.clock
+        if self.nonfinite.goes_on(clock.skipped_in_a_row, explained=explained):
+            verdict, num = Verdict.SKIPPED_NONFINITE, culprit.num_nonfinite
+            return self._end(window, verdict, grad_norm, num_nonfinite=num)
         find = window.first_nonfinite if self.nonfinite.every_microbatch else self._rerun
         if find is not None and (culprit.microbatch is None or self.nonfinite.every_microbatch):
             self._feed.clear()
             culprit = Culprit.found(self._ranks, None, (), find(), culprit.parameters)
         self._feed.end(window)
         self._feed.clear()
-        raise culprit.error(update=self.clock.update + 1)
+        raise culprit.error(update=clock.update + 1)
 
     def _look(self) -> bool:
         return is_finite_here(self.optimizer, self._ranks)
-
-
-def _total(loss_means: Mapping[str, float | None]) -> float | None:
-    found = [mean for mean in loss_means.values() if mean is not None]
-    return sum(found) if found else None

@@ -45,6 +45,7 @@ class Driver:
         ranks: The other ranks; None for one alone.
         on_batch: Told the position of each microbatch that is handed out; None for nobody.
         before_backward: Told the position of a microbatch whose forward is done.
+        is_lazy: Whether losses, and counts that they carry, are read one update later.
         after_backward: Told it once its backward is done, too.
     """
 
@@ -55,6 +56,7 @@ class Driver:
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
     on_batch: Callable[[int], None] | None = None
+    is_lazy: bool = False
     before_backward: Callable[[int], None] | None = None
     after_backward: Callable[[int], None] | None = None
 
@@ -109,7 +111,7 @@ class Window(Generic[Batch]):
         cut: Cut[Batch],
         driver: Driver,
         *,
-        scale: float,
+        scale: float | Tensor,
         num_in_all: int | None = None,
         divisor: float | None = None,
     ) -> None:
@@ -119,7 +121,7 @@ class Window(Generic[Batch]):
         self._num_backward = 0
         self._first_bad: int | None = None
         self._is_settled = False
-        self.tally = Tally(cut.counts)
+        self.tally = Tally(cut.counts, is_lazy=driver.is_lazy)
         ranks = driver.ranks
         self._seeds = Seeds(
             scale,
@@ -144,8 +146,8 @@ class Window(Generic[Batch]):
             yield batch
 
     @property
-    def scale(self) -> float:
-        """What every loss of this window is multiplied by in backward."""
+    def scale(self) -> float | Tensor:
+        """What every loss of this window is multiplied by in backward; maybe on the device yet."""
         return self._seeds.scale
 
     @property
@@ -318,7 +320,7 @@ class Window(Generic[Batch]):
         self._is_settled = True
 
     @property
-    def unit(self) -> float:
+    def unit(self) -> float | Tensor:
         """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
         return 1.0 if self._is_settled else self._seeds.unit
 
@@ -338,6 +340,7 @@ class Window(Generic[Batch]):
             look=look,
             drop=Window.end,
             on_batch=None,
+            is_lazy=False,
             before_backward=None,
             after_backward=None,
         )

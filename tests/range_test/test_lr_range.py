@@ -106,7 +106,7 @@ def trained_updater(**settings: Any) -> tuple[ms.Updater, torch.utils.data.DataL
 def test_a_range_test_leaves_everything_as_it_was_bit_for_bit(precision: Any) -> None:
     updater, loader = trained_updater(precision=precision)
     seen: list[Any] = []
-    updater.sinks.append(seen.append)
+    updater._books.sinks.append(seen.append)
     before = everything(updater, loader)
     averaged = copy.deepcopy(updater.averaged_model.state_dict())
     found = lr_range(

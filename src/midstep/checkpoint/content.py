@@ -44,6 +44,7 @@ def content_of(updater: Updater, extra: Mapping[str, Any] | None) -> dict[str, A
         WindowError: Inside a window.
         TypeError: The averaged model is no module.
     """
+    updater.settle()  # may move the rates, which the optimizer's state holds
     content = {
         "format": FORMAT,
         "schema": SCHEMA,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..gradients import Gradients, combined_norm
@@ -68,6 +69,19 @@ class ByGlobalNorm(Stateless):
         """Shrink all gradients when their norm is greater than `max_norm`."""
         max_norm = at_step("max_norm", self.max_norm, attempt.step, "ByGlobalNorm")
         return shrink_all(gradients, max_norm, p=self.p)
+
+    def decide_unread(self, norm: Tensor, step: int) -> tuple[Tensor, float]:
+        """Decide on a norm that stays on its device: no host sync.
+
+        Args:
+            norm: Of all gradients. Shape [].
+            step: Applied updates so far.
+
+        Returns:
+            What to multiply by, and `max_norm` at this step.
+        """
+        max_norm = at_step("max_norm", self.max_norm, step, "ByGlobalNorm")
+        return torch.where(norm > max_norm, max_norm / norm, 1.0), max_norm
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

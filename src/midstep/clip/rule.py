@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from ..gradients import Gradients
 
 __all__ = [
     "Attempt",
     "Decision",
+    "DecidesUnread",
     "MeasuresLength",
     "Rule",
     "Stateless",
@@ -69,6 +72,10 @@ class Rule(Protocol):
     and the sum over ranks. `decide` multiplies or edits the gradients and leaves the rule itself as
     it is; `commit` is called when the update was applied, and only then may a rule remember it.
 
+    A rule that needs one number only, the norm of all gradients together, may have a method
+    `decide_unread(norm, step)` for a norm that stays on its device: what to multiply by, and its
+    threshold. With it an update needs no host sync.
+
     On several ranks norms cost a collective. A rule that asks for the norm of each tensor may say
     so (`needs_each = True`), and they travel with the total; else they take one more.
     """
@@ -98,6 +105,20 @@ class Rule(Protocol):
 def needs_each(rule: Rule) -> bool:
     """Whether a rule says that it asks for the norm of each tensor."""
     return bool(getattr(rule, "needs_each", False))
+
+
+@runtime_checkable
+class DecidesUnread(Protocol):
+    """A rule that can decide on a norm that stays on its device."""
+
+    @property
+    def p(self) -> float:
+        """The order of the norm."""
+        ...
+
+    def decide_unread(self, norm: Tensor, step: int) -> tuple[Tensor, float | None]:
+        """What to multiply every gradient by, 1 to leave them; and the threshold, if any."""
+        ...
 
 
 class Stateless:

@@ -5,6 +5,8 @@ from .memory import values_of as values_of
 from .norms import combined_norm as combined_norm
 from .norms import num_nonfinite as num_nonfinite
 from .norms import tensor_norms as tensor_norms
+from .norms import unread_norms as unread_norms
+from .norms import wide_dtype as wide_dtype
 from .pending import Gradients as Gradients
 from .pending import multiply_ as multiply_
 from .shared import SharedGradients as SharedGradients

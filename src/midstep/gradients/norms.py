@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["combined_norm", "num_nonfinite", "tensor_norms"]
+__all__ = ["combined_norm", "num_nonfinite", "tensor_norms", "unread_norms", "wide_dtype"]
 
 # 16 additions in each of 16 vector lanes: equal entries, whose rounding errors all point the same
 # way, stay within 5e-7 (measured over 6,000 values; 4,096 a row gives 2e-6). Longer rows are not
@@ -95,6 +95,49 @@ def _l2(tensors: Sequence[Tensor]) -> list[float]:
     return _to_host([norms[index] for index in range(len(tensors))])
 
 
+@torch.no_grad()
+def unread_norms(tensors: Sequence[Tensor], p: float = 2.0) -> Tensor:
+    """Measure the norm of each tensor and leave the numbers on its device: no host sync.
+
+    Nobody can look whether a square overflowed, so the squares are summed in float64 from the
+    start, where those of float32 and half-precision entries of any magnitude fit. On an accelerator
+    that is one read; on CPU it takes two to four times as long as `tensor_norms`.
+
+    Args:
+        tensors: Dense, real or complex, all on one device.
+        p: 2, or inf for the largest magnitude.
+
+    Returns:
+        Shape [len(tensors)], float64; float32 on a device that has no float64.
+
+    Example:
+        >>> unread_norms([torch.tensor([3.0, 4.0]), torch.full((2,), 1e30)])
+        tensor([5.0000e+00, 1.4142e+30], dtype=torch.float64)
+    """
+    real = [_real(t) for t in tensors]
+    wide = wide_dtype(real[0].device)
+    if math.isinf(p):
+        return torch.stack([_largest(t).to(wide) for t in real])
+    if real[0].is_cpu:
+        return torch.stack([_unread_l2(t) for t in real])
+    return torch.stack(list(torch._foreach_norm(real, 2.0, dtype=wide)))
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The widest dtype that a device computes in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _unread_l2(tensor: Tensor) -> Tensor:
+    if tensor.dtype is torch.float64:  # the squares of whose entries may leave its range
+        largest = _largest(tensor)
+        unit = torch.where((largest > 0.0) & (largest < math.inf), largest, 1.0)
+        return unit * _norm(torch.stack([_norm(b / unit) for b in _blocks(tensor)]))
+    if _is_short(tensor):
+        return _norm(tensor, dtype=torch.float64)
+    return _norm(torch.stack([_norm(b) for b in _widened(tensor, torch.float64)]))
+
+
 def _is_short(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.numel() <= _SHORT
 
@@ -113,12 +156,24 @@ def _norm(
 def _rowwise_l2(tensor: Tensor) -> Tensor:
     flat = _flat(tensor)
     if flat.dtype in _HALF:
-        rows = torch.cat([_row_norms(block.float()) for block in _blocks(flat)])
+        rows = torch.cat([_row_norms(block) for block in _widened(flat, torch.float32)])
     elif flat.is_contiguous():
         rows = _row_norms(flat)
     else:  # the kernel would add one by one
         rows = torch.cat([_row_norms(block.contiguous()) for block in _blocks(flat)])
     return _norm(rows, dtype=torch.float64)
+
+
+def _widened(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Give a tensor block by block in a wider dtype; each block lies where the one before did.
+
+    A block made anew each time would be paid for in page faults wherever the allocator gives
+    pages back: 17x instead of 3x (decision 6).
+    """
+    blocks = _blocks(tensor)
+    buffer = torch.empty(blocks[0].numel(), dtype=dtype, device=tensor.device)
+    for block in blocks:
+        yield buffer[: block.numel()].copy_(block)
 
 
 def _row_norms(flat: Tensor) -> Tensor:

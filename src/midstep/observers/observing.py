@@ -51,6 +51,11 @@ class Observing:
                 observer.attach(self._present())
 
     @property
+    def has_observers(self) -> bool:
+        """Whether there is anyone at all."""
+        return bool(self._observers)
+
+    @property
     def watches_microbatches(self) -> bool:
         """Whether anyone wants to be told of each backward."""
         return any(observer.watches_microbatches for observer in self._observers)

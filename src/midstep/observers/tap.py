@@ -26,7 +26,7 @@ class OpenWindow(Protocol):
         ...
 
     @property
-    def unit(self) -> float:
+    def unit(self) -> float | Tensor:
         """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
         ...
 
@@ -114,7 +114,7 @@ class Tap:
         for parameter, whole in self._kept.items():
             self._norms[parameter] = _norm(whole)
         norm = _joint(list(self._norms.values()))
-        unit = self._window.unit * denominator / count / self._rank_factor if count else 0.0
+        unit = float(self._window.unit) * denominator / count / self._rank_factor if count else 0.0
         while len(self.flows) < index:  # microbatches that were left out
             self.flows.append(Flow(0, None, 0.0))
         self.flows.append(Flow(count, norm, unit))

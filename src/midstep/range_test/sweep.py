@@ -17,7 +17,6 @@ import torch
 from ..cutting import Count, cutting_of
 from ..nonfinite import Skip
 from ..passes import LossFunction
-from ..rates import rates_of
 from ..records import UpdateRecord, Verdict
 from ..trial import trial
 from ..updater import Updater
@@ -148,9 +147,8 @@ def lr_range(
 
     curves, num_skipped = [], 0
     for repeat in range(repeats):
-        with trial(updater, batches):
-            updater.nonfinite = Skip()
-            updater.rates = rates_of(updater.optimizer, _Rise(rates, base, updater.clock.step))
+        rise = _Rise(rates, base, updater.clock.step)
+        with trial(updater, batches, nonfinite=Skip(), schedule=rise):
             if repeat:  # other dropout, too
                 torch.manual_seed(torch.initial_seed() + repeat)
             windows = _endless(batches, repeat * num_updates * (size or 1), cut)
