@@ -193,6 +193,7 @@ def _lost(who: str, rank: int | None, error: RuntimeError) -> RankFailure:
         "with it, because a window needs every rank. Weights are as the last applied update left "
         f"them. Look at the log of that process. The collective said: {first}",
         rank=rank,
+        is_lost=True,
     )
 
 
