@@ -70,8 +70,8 @@ def run(arguments: Sequence[str]) -> int:
             message = message.replace("Value error, ", "")
             command = getattr(getattr(error, "ctx", None), "command_path", "midstep")
             is_alone = command != "midstep train"  # no other command knows of ranks
-            speaker = Speaker(Launch() if is_alone else Launch.of(os.environ))
-            speaker(f"{period(message)} See `{command} --help`.", error)
+            with Speaker(Launch() if is_alone else Launch.of(os.environ)) as speaker:
+                speaker(f"{period(message)} See `{command} --help`.", error)
         return error.exit_code
     return code if isinstance(code, int) else FINE
 

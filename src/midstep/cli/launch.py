@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from ..errors import RankFailure
 from .failures import FAILED, fail
 from .options import ParallelName
+from .stopping import Stop
 
 if TYPE_CHECKING:
     import torch
@@ -122,18 +124,36 @@ class Launch:
 
 
 class Speaker:
-    """Says why the command ends, on the rank that should.
+    """Says why the command ends, on the rank that should. A context, for the signals it holds.
+
+    Under torchrun the first process to end badly has all others ended by SIGTERM. A rank that has
+    yet to speak, or a checkpoint to save, must outlive that.
 
     Attributes:
-        launch: Which one this is.
+        launch: Which rank this is.
+        stop: Whether somebody asked this rank to stop.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
+        self.stop = Stop()
         self._has_met = False
-        if launch.rank and threading.current_thread() is threading.main_thread():
-            # Ended by torchrun because another failed: that is no reason of this one's own.
-            signal.signal(signal.SIGTERM, lambda *_: os._exit(FAILED))
+        self._signals = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.launch.rank and threading.current_thread() is threading.main_thread():
+            # Ended because another failed: that is no reason of this one's own.
+            before = signal.signal(signal.SIGTERM, lambda *_: os._exit(FAILED))
+            self._signals.callback(signal.signal, signal.SIGTERM, before)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._signals.close()
 
     @contextlib.contextmanager
     def spread(self, parallel: ParallelName | None, device: torch.device) -> Iterator[Spread]:
@@ -150,15 +170,12 @@ class Speaker:
             return
         wraps = {ParallelName.DDP: replicated, ParallelName.FSDP: sharded}
         with Spread.begin(wraps[parallel], device) as spread:
+            self._signals.enter_context(self.stop.listening())
             self._has_met = True
             yield spread
 
     def __call__(self, message: str, error: BaseException) -> None:
         """Write the line: rank 0 at once, another where rank 0 cannot know or is gone.
-
-        Another rank waits for a moment first. Under torchrun the first process to end badly ends
-        the others, which must not be before rank 0 has spoken; and once rank 0 has ended this one
-        has nothing to add.
 
         Args:
             message: The one line.
@@ -170,7 +187,6 @@ class Speaker:
             fail(message)
             if self.launch.is_by_torchrun and not self._has_met and not is_warning:
                 time.sleep(_ARRIVE_SECONDS)  # the others come to the same end, by themselves
-        elif not is_warning and not is_first_lost:
+        elif not is_warning and not self._has_met:
             time.sleep(_LINGER_SECONDS)
-            if not self._has_met:  # else rank 0 was told
-                fail(f"rank {rank}: {message}")
+            fail(f"rank {rank}: {message}")

@@ -13,7 +13,6 @@ from . import declarations as given
 from .failures import FINE, INTERRUPTED, attempt, fail
 from .launch import Launch, Speaker
 from .options import DEFAULT_SEED, Options
-from .stopping import Stop
 from .waiting import sleep_while_waiting
 
 if TYPE_CHECKING:
@@ -74,8 +73,8 @@ def train(  # noqa: PLR0917 - an option of the command is an argument here
             return _resume(resume, recipe, out, options, speaker)
         return _begin(recipe, out, options, speaker)
 
-    speaker = Speaker(Launch.of(os.environ))
-    return attempt(action, traceback=traceback, say=speaker)
+    with Speaker(Launch.of(os.environ)) as speaker:
+        return attempt(action, traceback=traceback, say=speaker)
 
 
 def _begin(name: str | None, out: Path | None, options: Options, speaker: Speaker) -> int:
@@ -92,12 +91,14 @@ def _begin(name: str | None, out: Path | None, options: Options, speaker: Speake
 
     from ..recipes.folder import RunFolder, new_path
     from ..recipes.settings import make_updater
+    from ..recipes.share import require_turns
     from ..recipes.training import Training
     from .identity import about
 
     launch.use_own_device()
     recipe = load_recipe(source, seed=DEFAULT_SEED if options.seed is None else options.seed)
     settings = options.settings(recipe)
+    require_turns(settings.size, launch.num_ranks)
     with speaker.spread(parallel, recipe.device) as spread:
         updater = make_updater(recipe, settings, spread)
 
@@ -110,7 +111,7 @@ def _begin(name: str | None, out: Path | None, options: Options, speaker: Speake
             training = Training(recipe, settings, updater, folder, spread)
             with _saying_what_is_saved(training, launch):
                 training.begin()
-                return _run(training, launch)
+                return _run(training, speaker)
 
 
 def _resume(
@@ -119,6 +120,7 @@ def _resume(
     from ..recipes.folder import RunFolder, read_about
     from ..recipes.loading import find_recipe, load_recipe
     from ..recipes.settings import make_updater
+    from ..recipes.share import require_turns
     from ..recipes.training import Training
     from .identity import changes, refuse_another_run
 
@@ -137,6 +139,7 @@ def _resume(
     recipe = load_recipe(source, seed=DEFAULT_SEED if options.seed is None else options.seed)
     settings = options.settings(recipe)
     refuse_another_run(path, about, settings)
+    require_turns(settings.size, launch.num_ranks)
     with (
         speaker.spread(parallel, recipe.device) as spread,
         _of_first_rank(spread, lambda: RunFolder.open(path)) as folder,
@@ -147,7 +150,7 @@ def _resume(
         training = Training(recipe, settings, updater, folder, spread)
         training.resume()
         with _saying_what_is_saved(training, launch):
-            return _run(training, launch)
+            return _run(training, speaker)
 
 
 def _of_first_rank(spread: Spread, make: Callable[[], RunFolder]) -> RunFolder:
@@ -164,11 +167,11 @@ def _of_first_rank(spread: Spread, make: Callable[[], RunFolder]) -> RunFolder:
     return held[0] if held else Followed(path, about)
 
 
-def _run(training: Training, launch: Launch) -> int:
+def _run(training: Training, speaker: Speaker) -> int:
     """Show the training until it is complete or stopped, then say how it went."""
     from .watching import watch_of
 
-    stop, spread = Stop(), training.spread
+    stop, spread = speaker.stop, training.spread
     path, steps, step = training.folder.path, training.settings.steps, training.saved_step
     watch = watch_of(path.name, steps, step, stop, speaks=spread.rank == 0)
     if not training.is_complete:
@@ -185,7 +188,7 @@ def _run(training: Training, launch: Launch) -> int:
         if spread.rank == 0:
             fail(
                 f"stopped after {training.saved_step:,} of {steps:,} updates, and saved. Go on "
-                f"with: {_resume_command(path, launch)}",
+                f"with: {_resume_command(path, speaker.launch)}",
             )
         return INTERRUPTED + number
 

@@ -25,7 +25,7 @@ from ..cutting import ByTargets, Count, Cut, Cutting, cut_of
 from ..snapshot import RandomState, generators
 from ..stream import Stream
 
-__all__ = ["Share", "Shared", "Turns", "shared"]
+__all__ = ["Share", "Shared", "Turns", "require_turns", "shared"]
 
 Batch = TypeVar("Batch")
 
@@ -270,6 +270,24 @@ class _OwnBatches:
 
     def __iter__(self) -> Iterator[Any]:
         return self._shared.own_indices()
+
+
+def require_turns(size: int | None, num_ranks: int) -> None:
+    """Refuse windows of fewer batches than there are ranks.
+
+    Args:
+        size: Batches a window; None where they are not counted.
+        num_ranks: How many take turns.
+
+    Raises:
+        ValueError: Some would never have any.
+    """
+    if size is not None and size < num_ranks:
+        raise ValueError(
+            f"`--size {size}` on {num_ranks} ranks: a window is shared out batch by batch, so "
+            f"{num_ranks - size} of them would never have any. Raise `--size`, make the batches "
+            "smaller, or start fewer ranks."
+        )
 
 
 def shared(loader: Iterable[Any], share: Share, *, seed: int) -> Shared:

@@ -21,7 +21,7 @@ from ..errors import RankFailure, RecipeError
 from ..snapshot import Buffers
 from ..updater import Updater
 from .loading import seed_everything
-from .share import ELSEWHERE, Share, Shared, Turns, shared
+from .share import ELSEWHERE, Share, Shared, Turns, require_turns, shared
 
 if TYPE_CHECKING:
     from ..ranks.world import World
@@ -90,12 +90,13 @@ class Spread:
                 found.append(action())
             except Exception as error:  # noqa: BLE001 - it is raised below
                 failure = error
+                failure.on_all_ranks = True  # type: ignore[attr-defined]
         said = None if failure is None else f"{type(failure).__name__}: {failure}"
         result, message = self.world.gather_objects((found, said))[0]
         if failure is not None:
             raise failure
         if message is not None:
-            raise RankFailure(f"Rank 0 failed: {message}", rank=0)
+            raise RankFailure(f"Rank 0 failed: {message}", rank=0)  # and has said so
         only: T = result[0]
         return only
 
@@ -193,12 +194,7 @@ class Spread:
         Raises:
             ValueError: Fewer batches make a window than there are ranks.
         """
-        if size is not None and size < self.num_ranks:
-            raise ValueError(
-                f"`--size {size}` on {self.num_ranks} ranks: a window is shared out batch by "
-                f"batch, so {self.num_ranks - size} of them would never have any. Raise `--size`, "
-                "cut smaller batches, or start fewer ranks."
-            )
+        require_turns(size, self.num_ranks)
         part = Share(self.rank, self.num_ranks, size)
         data = shared(loader, part, seed=seed)
         return data, way if self.num_ranks == 1 else Turns(way, part)
