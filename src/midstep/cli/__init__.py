@@ -6,6 +6,7 @@ was stopped by one. What goes wrong is one line on stderr.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,7 +16,8 @@ import typer
 from .. import __version__
 from .choices import batch, threshold
 from .compare import compare
-from .failures import FINE, fail, period
+from .failures import FINE, period
+from .launch import Launch, Speaker
 from .lr_range import lr_range
 from .schedule import schedule
 from .train import train
@@ -76,7 +78,9 @@ def run(arguments: Sequence[str]) -> int:
             # typer puts this before what it takes from an enum.
             message = message.replace("Value error, ", "")
             command = getattr(getattr(error, "ctx", None), "command_path", "midstep")
-            fail(f"{period(message)} See `{command} --help`.")
+            is_alone = command != "midstep train"  # no other command knows of ranks
+            with Speaker(Launch() if is_alone else Launch.of(os.environ)) as speaker:
+                speaker(f"{period(message)} See `{command} --help`.", error)
         return error.exit_code
     return code if isinstance(code, int) else FINE
 

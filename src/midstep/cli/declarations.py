@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from .options import PrecisionName, ScheduleName
+from .options import ParallelName, PrecisionName, ScheduleName
 
 __all__ = [
     "Clip",
@@ -21,6 +21,7 @@ __all__ = [
     "NamedRecipe",
     "Observe",
     "Out",
+    "Parallel",
     "Precision",
     "RecipeName",
     "Resume",
@@ -195,6 +196,14 @@ Resume: TypeAlias = Annotated[
         metavar="FOLDER",
         help="Go on with the run in FOLDER after its last checkpoint. Options that would make it "
         "another run are refused.",
+        rich_help_panel=_RUN,
+    ),
+]
+Parallel: TypeAlias = Annotated[
+    ParallelName | None,
+    typer.Option(
+        help="How the processes that torchrun started share the model: ddp, whole on each, or "
+        "fsdp, in shards. Default: one process alone.",
         rich_help_panel=_RUN,
     ),
 ]

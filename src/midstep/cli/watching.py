@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ..recipes.held_out import HeldOut
 
-__all__ = ["Live", "Plain", "Watch", "watch_of"]
+__all__ = ["Live", "Plain", "Silent", "Watch", "watch_of"]
 
 _NUM_RECENT = 20  # updates behind the targets a second
 _NUM_LINES = 20  # plain lines of a whole run, beside those that say something special
@@ -200,7 +200,24 @@ class Live:
         return facts
 
 
-def watch_of(name: str, steps: int, step: int, stop: Stop) -> Watch:
+class Silent:
+    """Shows nothing: the display of a rank for which another speaks."""
+
+    def on_update(self, record: UpdateRecord) -> None:
+        """Show nothing."""
+
+    def on_held_out(self, held_out: HeldOut) -> None:
+        """Show nothing."""
+
+    def say(self, line: str) -> None:
+        """Say nothing."""
+
+    def showing(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to open."""
+        return contextlib.nullcontext()
+
+
+def watch_of(name: str, steps: int, step: int, stop: Stop, *, speaks: bool = True) -> Watch:
     """Choose the display that fits stdout, and have `stop` speak where the display does not.
 
     Args:
@@ -208,7 +225,10 @@ def watch_of(name: str, steps: int, step: int, stop: Stop) -> Watch:
         steps: Applied updates of the whole run.
         step: Those applied before now.
         stop: Whether somebody asked the run to stop.
+        speaks: Whether this rank shows anything.
     """
+    if not speaks:
+        return Silent()
     if sys.stdout.isatty():
         from rich.console import Console
 

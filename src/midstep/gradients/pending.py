@@ -100,6 +100,24 @@ class Gradients:
         """
         return combined_norm(self.norms(p), p)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether this rank knows only a part of them, so that others may have to be asked."""
+        return False
+
+    def whole_units(self, norms: Sequence[Tensor]) -> list[Tensor]:
+        """Make the norms of whole units (rows, filters, vectors) out of those of what lies here.
+
+        Args:
+            norms: A float64 tensor for each gradient, of equally many numbers on all ranks that
+                split its units.
+        """
+        return list(norms)
+
+    def any_and_norm(self, flag: bool) -> tuple[bool, float]:
+        """Say whether any rank says so, and measure the L2 norm anew. All ranks must ask alike."""
+        return flag, self.norm()
+
     def mul_(self, factor: float) -> None:
         """Multiply every gradient, later, together with everything else."""
         self._factor *= factor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import WindowError
 from .parallel import Parallel
@@ -42,6 +42,7 @@ class _Head:
     needs_names: float
     has_too_many: float
     needs_calls: float
+    asks_to_end: float
 
     @property
     def agrees(self) -> bool:
@@ -56,9 +57,16 @@ class Opener:
     Args:
         world: The ranks.
         parallel: How they share the model.
+
+    Attributes:
+        asks_to_end: Whether this rank wants the run to end; None where nobody asks it.
+        is_asked_to_end: Whether any rank wanted it when the last window was opened, so that all
+            of them can end after the same one. Travels with the opening, for nothing.
     """
 
     def __init__(self, world: World, parallel: Parallel) -> None:
+        self.asks_to_end: Callable[[], bool] | None = None
+        self.is_asked_to_end = False
         self._world = world
         self._parallel = parallel
         self._copies = world.size // parallel.data_parallel_size
@@ -99,8 +107,10 @@ class Opener:
             needs_names=float(not names),
             has_too_many=float(len(self._terms) > _MOST_TERMS),
             needs_calls=float(not num_microbatches and self._parallel.needs_calls),
+            asks_to_end=float(self.asks_to_end is not None and self.asks_to_end()),
         )
         most, totals, sums, seen = self._agree(said, names, own)
+        self.is_asked_to_end = totals.asks_to_end > 0
         if not totals.has_cut:
             return None
         if totals.is_streamed not in (0, self._world.size):

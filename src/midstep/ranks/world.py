@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import MidstepError, RankFailure
+from ..errors import RankFailure
 from .board import Board
 
 __all__ = ["World"]
@@ -101,7 +101,7 @@ class World:
         except RankFailure:
             raise
         except BaseException as error:
-            if isinstance(error, MidstepError) and error.on_all_ranks:
+            if getattr(error, "on_all_ranks", False):
                 raise
             failure = board.failure
             if isinstance(error, RuntimeError) and _is_of_a_collective(error):

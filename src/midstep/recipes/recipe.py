@@ -91,3 +91,9 @@ class Recipe:
                 f"`Recipe(lr={self.lr}, steps={self.steps})`: the rate must be greater than 0 and "
                 "there must be at least 1 update, or nothing is trained."
             )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        tensor = next(self.model.parameters(), None)
+        return torch.device("cpu") if tensor is None else tensor.device
