@@ -127,7 +127,7 @@ def _training(path: Path, task: Mapping[str, Any]) -> Training:
         return training
     for name in ("run.json", "updates.jsonl", "held_out.jsonl"):  # begun, and killed before a save
         (path / name).unlink(missing_ok=True)
-    folder = RunFolder.create(path, about(source, options, settings, recipe))
+    folder = RunFolder.create(path, about(source, options, settings, recipe, num_ranks=1))
     training = Training(recipe, settings, updater, folder)
     training.begin()
     return training
