@@ -1,0 +1,326 @@
+"""Events: what a watched loop did, in order, as plain values without a tensor in them.
+
+A recorder writes them, the checks read them; they can be pickled, so that one process may judge what
+many ranks did. Parameters are small integers, the same integer for the same tensor all along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+__all__ = [
+    "Backward",
+    "Clear",
+    "Clip",
+    "Collective",
+    "Epoch",
+    "Event",
+    "Factor",
+    "Forward",
+    "HostRead",
+    "Loaded",
+    "NewOptimizer",
+    "NewSchedule",
+    "Place",
+    "Recompute",
+    "Recording",
+    "Rescaled",
+    "ScalerStep",
+    "ScalerUpdate",
+    "Step",
+    "Term",
+    "Tick",
+    "Unscale",
+]
+
+NOTHING: frozenset[int] = frozenset()
+
+
+class Place(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    line: int
+    function: str = ""
+
+
+class Factor(NamedTuple):
+    """A number that a loss was multiplied by on its way from a reduction to the backward."""
+
+    is_division: bool
+    value: float  # the multiplier: 0.25 for a division by 4
+
+
+@dataclasses.dataclass(slots=True)
+class Term:
+    """One reduction under the scalar that backward was called on.
+
+    Attributes:
+        kind: Name of the reduction in the autograd graph.
+        is_mean: Whether it divides by its own count.
+        count: What its mean is over (targets, elements, or a sum of weights); nan where unknown.
+        numel: Elements that go in.
+        weight: The gradient that arrived at it: what it counts for in the loss; nan if unmeasured.
+        mask_sum: Sum of the mask under it; nan where there is none.
+        is_weighted: Whether the count is a sum of class weights.
+        is_linear: Whether only additions and constant factors lie between it and the loss.
+        factors: The constant factors on the way.
+    """
+
+    kind: str
+    is_mean: bool
+    count: float
+    numel: int
+    weight: float = float("nan")
+    mask_sum: float = float("nan")
+    is_weighted: bool = False
+    is_linear: bool = True
+    factors: tuple[Factor, ...] = ()
+
+
+@dataclasses.dataclass(slots=True)
+class Event:
+    """Something that happened at a line of the user's code; None where it was found out later."""
+
+    place: Place | None
+
+
+@dataclasses.dataclass(slots=True)
+class NewOptimizer(Event):
+    """An optimizer, when it is first seen.
+
+    Attributes:
+        optimizer: Its number.
+        name: Its class.
+        params: Its parameters, each once.
+        num_listed: Its parameters as listed.
+        takes_fused: Whether the class offers a fused step that was not asked for.
+        is_sharded: Whether a parameter is one rank's part of a larger one.
+    """
+
+    optimizer: int
+    name: str
+    params: frozenset[int]
+    num_listed: int
+    takes_fused: bool = False
+    is_sharded: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class NewSchedule(Event):
+    """A schedule, when it is made: the optimizer it drives, and its last step where it has one."""
+
+    schedule: int
+    name: str
+    optimizer: int | None
+    horizon: float
+
+
+@dataclasses.dataclass(slots=True)
+class Forward(Event):
+    """A forward through a data-parallel wrapper, and whether its backward will be summed."""
+
+    module: int
+    syncs: bool
+    params: frozenset[int] = NOTHING
+
+
+@dataclasses.dataclass(slots=True)
+class Backward(Event):
+    """One backward that accumulates into `.grad`.
+
+    Attributes:
+        terms: The reductions under the loss.
+        params: Parameters whose `.grad` it changed.
+        orphans: Number of parameters it gave a gradient that no optimizer held by then.
+        loss: Value of the loss; nan where it was not read.
+        scale: The loss scale in it.
+        scaler: Number of the scaler; None without.
+        inside: The optimizer whose closure called it.
+        syncs: Whether the wrapper was told to sum over ranks; None without a wrapper.
+        shadow_error: Relative error of the gradient sum in `.grad` against a float32 sum; nan where
+            it was not measured.
+        dtype: Precision of the gradients, as "bfloat16".
+        frozen_norms: Batch norms that moved their statistics inside the backward.
+    """
+
+    terms: tuple[Term, ...]
+    params: frozenset[int]
+    orphans: int = 0
+    loss: float = float("nan")
+    scale: float = 1.0
+    scaler: int | None = None
+    inside: int | None = None
+    syncs: bool | None = None
+    shadow_error: float = float("nan")
+    dtype: str = ""
+    moved_statistics: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class Clear(Event):
+    """Gradients were cleared; `by` names the call, or is "hand"."""
+
+    params: frozenset[int]
+    by: str
+
+
+@dataclasses.dataclass(slots=True)
+class Rescaled(Event):
+    """Gradients were multiplied by hand between two watched calls; nan if not by one number."""
+
+    params: frozenset[int]
+    ratio: float
+
+
+@dataclasses.dataclass(slots=True)
+class Clip(Event):
+    """A clip of gradients.
+
+    Attributes:
+        by: "norm" or "value".
+        params: Parameters that were given and have a gradient.
+        num_given: Parameters that were given.
+        limit: The largest norm or value.
+        norm: The norm it returned; nan for a clip by value.
+        raises: Whether a norm that is not finite is an error there.
+        was_iterator: Whether an iterator was given, which can be read but once.
+        is_local: Whether it saw one rank's shards.
+        all_finite: Whether every gradient was finite although the norm was not.
+        all_zero: Whether the gradients are zero.
+        inside: The optimizer whose closure called it.
+    """
+
+    by: str
+    params: frozenset[int]
+    num_given: int
+    limit: float
+    norm: float = float("nan")
+    raises: bool = False
+    was_iterator: bool = False
+    is_local: bool = False
+    all_finite: bool = False
+    inside: int | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Unscale(Event):
+    """`GradScaler.unscale_`: with `again`, it had been called since the last update and raised."""
+
+    scaler: int
+    optimizer: int
+    scale: float
+    again: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class ScalerStep(Event):
+    """`GradScaler.step`, after it: whether the optimizer stepped."""
+
+    scaler: int
+    optimizer: int
+    scale: float
+    applied: bool = True
+
+
+@dataclasses.dataclass(slots=True)
+class ScalerUpdate(Event):
+    """`GradScaler.update`: the scale before and after; `given` if the caller chose it."""
+
+    scaler: int
+    before: float
+    after: float
+    given: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Step(Event):
+    """`Optimizer.step`.
+
+    Attributes:
+        optimizer: Which.
+        params: Parameters that had a gradient.
+        lrs: Rate of each group.
+        found_inf: What a fused optimizer was told; 1 makes it a no-op.
+        scaler: The scaler that called it.
+        had_closure: Whether it runs the backward itself.
+        num_nonzero: Whether any probed gradient was not zero; None where it was not looked at.
+        weights_finite: Whether the weights were finite after it; None where it was not looked at.
+    """
+
+    optimizer: int
+    params: frozenset[int]
+    lrs: tuple[float, ...]
+    found_inf: float = 0.0
+    scaler: int | None = None
+    had_closure: bool = False
+    grads_finite: bool | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Tick(Event):
+    """A step of a schedule: its counter after it."""
+
+    schedule: int
+    count: int
+
+
+@dataclasses.dataclass(slots=True)
+class Epoch(Event):
+    """A loader began, or with `is_over` ended, a pass; `length` in batches, -1 if unknown."""
+
+    loader: int
+    length: int
+    is_over: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Collective(Event):
+    """A collective that the loop called itself; `params` where it was given their gradients."""
+
+    name: str
+    params: frozenset[int]
+
+
+@dataclasses.dataclass(slots=True)
+class Recompute(Event):
+    """A recomputed block that drew random numbers without keeping the random state."""
+
+    drew: bool
+
+
+@dataclasses.dataclass(slots=True)
+class HostRead(Event):
+    """`.item()` and its like on a tensor with a graph, which waits for the device."""
+
+    on_device: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Loaded(Event):
+    """`load_state_dict` of `what`: "optimizer", "schedule", "scaler", "random state"."""
+
+    what: str
+    number: int
+
+
+@dataclasses.dataclass(slots=True)
+class Recording:
+    """What one process did.
+
+    Attributes:
+        events: In order.
+        rank: Of this process.
+        world_size: Number of processes that train together.
+        is_complete: Whether it was watched to its end, and ended without an error.
+        started: Seconds since the epoch, to tell launches apart.
+        num_unmeasured: Looks that failed.
+    """
+
+    events: list[Event]
+    rank: int = 0
+    world_size: int = 1
+    is_complete: bool = True
+    started: float = 0.0
+    num_unmeasured: int = 0
