@@ -16,8 +16,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 
 # What a reader must know before the next line makes sense.
 TIERS = (
-    ("errors", "records", "schedules", "arithmetic"),
-    ("defects", "findings", "clock", "terms"),
+    ("errors", "records", "schedules", "arithmetic", "defects"),
+    ("findings", "clock", "terms"),
     ("snapshot", "sinks", "batches", "stream", "losses"),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds"),
