@@ -7,6 +7,7 @@ many ranks did. Parameters are small integers, the same integer for the same ten
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Event",
     "Factor",
     "Forward",
+    "Cast",
     "HostRead",
     "Loaded",
     "NewOptimizer",
@@ -25,7 +27,9 @@ __all__ = [
     "Place",
     "Recompute",
     "Recording",
+    "Replaced",
     "Rescaled",
+    "Saved",
     "ScalerStep",
     "ScalerUpdate",
     "Step",
@@ -60,11 +64,12 @@ class Term:
         kind: Name of the reduction in the autograd graph.
         is_mean: Whether it divides by its own count.
         count: What its mean is over (targets, elements, or a sum of weights); nan where unknown.
-        numel: Elements that go in.
+        numel: Elements, or targets, that go in.
         weight: The gradient that arrived at it: what it counts for in the loss; nan if unmeasured.
         mask_sum: Sum of the mask under it; nan where there is none.
         is_weighted: Whether the count is a sum of class weights.
         is_linear: Whether only additions and constant factors lie between it and the loss.
+        compares_rows: Whether each row is set against the other rows, as in a contrastive loss.
         factors: The constant factors on the way.
     """
 
@@ -72,10 +77,11 @@ class Term:
     is_mean: bool
     count: float
     numel: int
-    weight: float = float("nan")
-    mask_sum: float = float("nan")
+    weight: float = math.nan
+    mask_sum: float = math.nan
     is_weighted: bool = False
     is_linear: bool = True
+    compares_rows: bool = False
     factors: tuple[Factor, ...] = ()
 
 
@@ -95,21 +101,25 @@ class NewOptimizer(Event):
         name: Its class.
         params: Its parameters, each once.
         num_listed: Its parameters as listed.
+        shapes: The shape of each parameter.
         takes_fused: Whether the class offers a fused step that was not asked for.
         is_sharded: Whether a parameter is one rank's part of a larger one.
+        frozen: Parameters that take no gradient.
     """
 
     optimizer: int
     name: str
     params: frozenset[int]
     num_listed: int
+    shapes: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     takes_fused: bool = False
     is_sharded: bool = False
+    frozen: frozenset[int] = NOTHING
 
 
 @dataclasses.dataclass(slots=True)
 class NewSchedule(Event):
-    """A schedule, when it is made: the optimizer it drives, and its last step where it has one."""
+    """A schedule, when it first ticks: the optimizer it drives, and its length where it has one."""
 
     schedule: int
     name: str
@@ -127,13 +137,22 @@ class Forward(Event):
 
 
 @dataclasses.dataclass(slots=True)
+class Orphan:
+    """A parameter that got a gradient and that no optimizer held: its size, and where it was made."""
+
+    key: int
+    shape: tuple[int, ...]
+    made: Place | None
+
+
+@dataclasses.dataclass(slots=True)
 class Backward(Event):
     """One backward that accumulates into `.grad`.
 
     Attributes:
         terms: The reductions under the loss.
         params: Parameters whose `.grad` it changed.
-        orphans: Number of parameters it gave a gradient that no optimizer held by then.
+        orphans: Parameters it gave a gradient that no optimizer held.
         loss: Value of the loss; nan where it was not read.
         scale: The loss scale in it.
         scaler: Number of the scaler; None without.
@@ -141,21 +160,25 @@ class Backward(Event):
         syncs: Whether the wrapper was told to sum over ranks; None without a wrapper.
         shadow_error: Relative error of the gradient sum in `.grad` against a float32 sum; nan where
             it was not measured.
-        dtype: Precision of the gradients, as "bfloat16".
-        frozen_norms: Batch norms that moved their statistics inside the backward.
+        dtype: Precision of the gradients, as "bfloat16"; empty where it was not looked at.
+        batch_norms: Where layers were made that took statistics of the batch in this forward.
+        num_kept: Earlier losses whose graphs are still alive.
+        route: The lines of the user's code that led here, the innermost first.
     """
 
-    terms: tuple[Term, ...]
-    params: frozenset[int]
-    orphans: int = 0
-    loss: float = float("nan")
+    terms: tuple[Term, ...] = ()
+    params: frozenset[int] = NOTHING
+    orphans: tuple[Orphan, ...] = ()
+    loss: float = math.nan
     scale: float = 1.0
     scaler: int | None = None
     inside: int | None = None
     syncs: bool | None = None
-    shadow_error: float = float("nan")
+    shadow_error: float = math.nan
     dtype: str = ""
-    moved_statistics: int = 0
+    batch_norms: tuple[Place, ...] = ()
+    num_kept: int = 0
+    route: tuple[Place, ...] = ()
 
 
 @dataclasses.dataclass(slots=True)
@@ -180,6 +203,7 @@ class Clip(Event):
 
     Attributes:
         by: "norm" or "value".
+        given: Parameters that were given.
         params: Parameters that were given and have a gradient.
         num_given: Parameters that were given.
         limit: The largest norm or value.
@@ -188,19 +212,21 @@ class Clip(Event):
         was_iterator: Whether an iterator was given, which can be read but once.
         is_local: Whether it saw one rank's shards.
         all_finite: Whether every gradient was finite although the norm was not.
-        all_zero: Whether the gradients are zero.
+        is_look: Whether only the norm was taken.
         inside: The optimizer whose closure called it.
     """
 
     by: str
+    given: frozenset[int]
     params: frozenset[int]
     num_given: int
     limit: float
-    norm: float = float("nan")
+    norm: float = math.nan
     raises: bool = False
     was_iterator: bool = False
     is_local: bool = False
     all_finite: bool = False
+    is_look: bool = False
     inside: int | None = None
 
 
@@ -216,22 +242,35 @@ class Unscale(Event):
 
 @dataclasses.dataclass(slots=True)
 class ScalerStep(Event):
-    """`GradScaler.step`, after it: whether the optimizer stepped."""
+    """`GradScaler.step`, after it: whether the optimizer stepped.
+
+    With `again`, it had been called since the last update and raised.
+    """
 
     scaler: int
     optimizer: int
     scale: float
     applied: bool = True
+    again: bool = False
 
 
 @dataclasses.dataclass(slots=True)
 class ScalerUpdate(Event):
-    """`GradScaler.update`: the scale before and after; `given` if the caller chose it."""
+    """`GradScaler.update`: the scale before and after.
+
+    Attributes:
+        scaler: Which.
+        before: Scale before.
+        after: Scale after.
+        given: Whether the caller chose it.
+        failed: Whether it raised, because nothing was unscaled since the last one.
+    """
 
     scaler: int
     before: float
     after: float
     given: bool = False
+    failed: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -245,8 +284,7 @@ class Step(Event):
         found_inf: What a fused optimizer was told; 1 makes it a no-op.
         scaler: The scaler that called it.
         had_closure: Whether it runs the backward itself.
-        num_nonzero: Whether any probed gradient was not zero; None where it was not looked at.
-        weights_finite: Whether the weights were finite after it; None where it was not looked at.
+        grads_finite: Whether all gradients were finite; None where it was not looked at.
     """
 
     optimizer: int
@@ -299,10 +337,31 @@ class HostRead(Event):
 
 @dataclasses.dataclass(slots=True)
 class Loaded(Event):
-    """`load_state_dict` of `what`: "optimizer", "schedule", "scaler", "random state"."""
+    """State was loaded into an "optimizer", a "schedule", a "scaler" or the "random state"."""
 
     what: str
-    number: int
+    count: int = 0  # steps the schedule had made before
+
+
+@dataclasses.dataclass(slots=True)
+class Saved(Event):
+    """State was asked of an "optimizer", a "schedule", a "scaler", or written to a "file"."""
+
+    what: str
+
+
+@dataclasses.dataclass(slots=True)
+class Cast(Event):
+    """A module was cast to a type of 16 bits."""
+
+    dtype: str
+
+
+@dataclasses.dataclass(slots=True)
+class Replaced(Event):
+    """Values of a gradient that were not finite were replaced."""
+
+    params: frozenset[int]
 
 
 @dataclasses.dataclass(slots=True)

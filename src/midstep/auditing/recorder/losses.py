@@ -19,7 +19,7 @@ from ..events import Factor, Term
 
 __all__ = ["FAILURES", "Leaf", "find_leaves", "number"]
 
-# What a look into a graph may raise: buffers freed or changed in place, attributes of other versions.
+# What a look into a graph may raise: buffers freed or changed in place, names of other versions.
 FAILURES = (RuntimeError, AttributeError, TypeError, ValueError, IndexError, NotImplementedError)
 
 MAX_NODES = 200  # of the scalar part of a graph; a loss with more is not looked into
@@ -71,7 +71,7 @@ def find_leaves(roots: list[Tensor]) -> list[Leaf]:
         if name == "torch::autograd::AccumulateGrad":
             continue
         below = list(_below(node))
-        if _is_leaf(node, name, below):
+        if _is_leaf(name, below):
             leaves.append(Leaf(node, _term(node, name, factors, is_linear, below)))
             continue
         factor = _factor(node, name)
@@ -111,7 +111,7 @@ def _numel(node: Any) -> int:
     return math.prod(metadata[0].shape) if metadata else -1
 
 
-def _is_leaf(node: Any, name: str, below: list[Any]) -> bool:
+def _is_leaf(name: str, below: list[Any]) -> bool:
     if name in _BY_REDUCTION:
         return True
     is_reduction = name.startswith(("SumBackward", "MeanBackward"))
@@ -150,9 +150,12 @@ def _term(
         numel = _numel_of_saved(node)
         count, is_weighted = float(numel), False
         if name.startswith("NllLoss"):
+            numel = int(node._saved_target.numel())  # noqa: SLF001
             is_weighted = node._saved_weight is not None  # noqa: SLF001
             count = _targets(node) if not is_mean else number(node._saved_total_weight)  # noqa: SLF001
-        return Term(name, is_mean, count, numel, math.nan, math.nan, is_weighted, is_linear, factors)
+        return Term(
+            name, is_mean, count, numel, math.nan, math.nan, is_weighted, is_linear, factors
+        )
     if name.startswith("MeanBackward"):
         numel = int(node._saved_self_sym_numel)  # noqa: SLF001
         return Term(name, True, float(numel), numel, is_linear=is_linear, factors=factors)
@@ -160,12 +163,22 @@ def _term(
         numel = math.prod(int(size) for size in node._saved_self_sym_sizes)  # noqa: SLF001
         mask_sum = _mask_sum(below[0], numel) if below else math.nan
         count = float(numel) if math.isnan(mask_sum) else mask_sum
-        return Term(name, False, count, numel, math.nan, mask_sum, False, is_linear, factors)
+        return Term(
+            name, False, count, numel, mask_sum=mask_sum, is_linear=is_linear, factors=factors
+        )
     return Term(name, False, math.nan, -1, is_linear=is_linear, factors=factors)
 
 
 def _numel_of_saved(node: Any) -> int:
     return int(node._saved_self.numel())  # noqa: SLF001
+
+
+def _compares_rows(node: Any) -> bool:
+    """Whether the right answer of row i is column i, of as many columns as rows."""
+    logits, target = node._saved_self, node._saved_target  # noqa: SLF001
+    if logits.dim() != 2 or logits.shape[0] != logits.shape[1] or logits.shape[0] < 2:
+        return False
+    return bool(torch.equal(target, torch.arange(len(target), device=target.device)))
 
 
 def _targets(node: Any) -> float:
@@ -193,7 +206,7 @@ def _mask_sum(node: Any, numel: int) -> float:
             return _targets(node)
         elif not name.startswith(_LINEAR):
             return math.nan
-        below = [child for child in _below(node)]
+        below = list(_below(node))
         if len(below) != 1:
             return math.nan
         node = below[0]

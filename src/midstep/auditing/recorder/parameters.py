@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-
 __all__ = ["Numbers", "Parameters", "Watched", "params_of", "ratio_of", "sample_of", "shape_of"]
 
 SAMPLE = 16  # elements of a probed gradient
@@ -104,13 +103,14 @@ class Parameters:
                 watched.keys = self.intern(self.numbers.of(p) for p in params_of(optimizer))
                 stale = True
         if stale or (self.watched and not self._flat):
-            self._read()
+            self.reread()
 
     def forget(self) -> None:
         """Let go of every tensor."""
         self._flat, self._keys, self._index = [], [], {}
 
-    def _read(self) -> None:
+    def reread(self) -> None:
+        """Read the parameters of all optimizers again."""
         self.forget()
         for watched in self.watched.values():
             optimizer = watched.ref()
@@ -210,5 +210,3 @@ def ratio_of(before: list[float], after: list[float], tolerance: float) -> float
     if not size:
         return 0.0
     return ratio if rest <= (tolerance**2) * size else math.nan
-
-

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from pathlib import Path
 from types import FrameType
 
 from ..events import Place
 
 __all__ = ["Places"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Places:
@@ -49,6 +50,23 @@ class Places:
                 return Place(file, frame.f_lineno, frame.f_code.co_name)
             frame = frame.f_back
         return None
+
+    def route(self, most: int = 6) -> tuple[Place, ...]:
+        """Return the user's lines that are being run, the innermost first.
+
+        Args:
+            most: How many at most.
+        """
+        found: list[Place] = []
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - as above
+        while frame is not None and len(found) < most:
+            file = frame.f_code.co_filename
+            if file not in self._is_library:
+                self._is_library[file] = self._judge(file)
+            if not self._is_library[file]:
+                found.append(Place(file, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return tuple(found)
 
     def _judge(self, file: str) -> bool:
         if file.startswith("<"):
