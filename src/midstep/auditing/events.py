@@ -11,6 +11,7 @@ import math
 from typing import NamedTuple
 
 __all__ = [
+    "Asked",
     "Backward",
     "Clear",
     "Clip",
@@ -359,9 +360,15 @@ class Cast(Event):
 
 @dataclasses.dataclass(slots=True)
 class Replaced(Event):
-    """Values of a gradient that were not finite were replaced."""
+    """Values of a gradient that are not finite were to be replaced; `had_some` if there were any."""
 
     params: frozenset[int]
+    had_some: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Asked(Event):
+    """Whether a loss is finite was asked, of one that is not."""
 
 
 @dataclasses.dataclass(slots=True)

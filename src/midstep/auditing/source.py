@@ -16,6 +16,7 @@ from .events import Place
 
 __all__ = [
     "Source",
+    "body_of",
     "division_of",
     "gate_of",
     "is_tried",
@@ -276,3 +277,16 @@ def suppressing_of(place: Place | None) -> Place | None:
         return place
     node = next(source.around(place.line, (ast.With,)), None)
     return place if node is None else place._replace(line=node.lineno)  # type: ignore[attr-defined]
+
+
+def body_of(place: Place | None) -> Place | None:
+    """Return the first line of what an `if` on a line guards, or the line itself.
+
+    Args:
+        place: Of the condition.
+    """
+    if place is None or (source := read(place.file)) is None:
+        return place
+    statement = source.statement(place.line)
+    is_condition = isinstance(statement, ast.If)
+    return place._replace(line=statement.body[0].lineno) if is_condition else place

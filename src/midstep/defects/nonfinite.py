@@ -82,6 +82,7 @@ for x, y in loader:
         effect="The curve looks healthy while the weights are nan.",
         fix="Decide before the backward: skip the update and count it, and log what happened.",
         bad="""\
+loader[3][0][0, 0] = float("inf")
 total = 0.0
 for x, y in loader:
     optimizer.zero_grad()
@@ -92,6 +93,7 @@ for x, y in loader:
         total += loss.item()  # MS603
 """,
         good="""\
+loader[3][0][0, 0] = float("inf")
 total = 0.0
 for x, y in loader:
     optimizer.zero_grad()
@@ -143,6 +145,7 @@ for x, y in loader:
         effect="nan plus anything is nan: after one refusal every later step is refused, too.",
         fix="Clear the gradients in both branches.",
         bad="""\
+loader[3][0][0, 0] = float("inf")
 for x, y in loader:
     loss = F.cross_entropy(model(x), y)
     loss.backward()
@@ -152,6 +155,7 @@ for x, y in loader:
         optimizer.zero_grad()  # MS605
 """,
         good="""\
+loader[3][0][0, 0] = float("inf")
 for x, y in loader:
     loss = F.cross_entropy(model(x), y)
     loss.backward()

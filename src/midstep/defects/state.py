@@ -139,6 +139,7 @@ for x, y in loader:
 from torch.utils.checkpoint import checkpoint
 
 block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+optimizer = torch.optim.SGD([*model.parameters(), *block.parameters()], lr=0.1)
 for x, y in loader:
     optimizer.zero_grad()
     hidden = model[1](model[0](x))
@@ -151,6 +152,7 @@ for x, y in loader:
 from torch.utils.checkpoint import checkpoint
 
 block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+optimizer = torch.optim.SGD([*model.parameters(), *block.parameters()], lr=0.1)
 for x, y in loader:
     optimizer.zero_grad()
     hidden = model[1](model[0](x))

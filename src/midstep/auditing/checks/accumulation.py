@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,9 @@ from .weights import Part, parts_of, same_route
 __all__ = ["check_accumulation"]
 
 UNEQUAL = 1.02  # counts that differ by less are not worth a word
+Known = Sequence[tuple[Update, list[Part]]]
+Row = tuple[Update, int, float, float]
+
 MAX_LISTED = 8  # microbatches listed in the evidence
 
 
@@ -32,7 +36,7 @@ def check_accumulation(history: History) -> Iterator[Finding]:
             if update.size >= 2:
                 yield from _mean_of_means(update, parts)
                 yield from _divided_twice(update, parts)
-                yield from _across_rows(update, parts)
+        yield from _across_rows(known)
         yield from _not_divided(known)
         yield from _lengths(known)
         yield from _batch_statistics(updates)
@@ -46,7 +50,7 @@ def place_of(update: Update) -> Place | None:
 def _mean_of_means(update: Update, parts: Sequence[Part]) -> Iterator[Finding]:
     for part in parts:
         counts = part.counts
-        if not part.has_own_mean or not part.has_equal_shares or not all(c > 0 for c in counts):
+        if not part.has_own_mean or not part.has_equal_shares or not max(counts) > 0:
             continue
         if max(counts) < UNEQUAL * min(counts):
             continue
@@ -56,7 +60,7 @@ def _mean_of_means(update: Update, parts: Sequence[Part]) -> Iterator[Finding]:
         )
         level = Level.ADVICE if is_short_batch and _only_last_differs(counts) else None
         whole = sum(counts)
-        errors = [part.size * c / whole for c in counts]
+        errors = [part.size * c / whole for c in counts if c > 0]
         listed = ", ".join(f"{c:g}" for c in counts[:MAX_LISTED])
         what = "weights" if part.terms[0].is_weighted else "targets"
         yield make(
@@ -104,20 +108,23 @@ def _divided_twice(update: Update, parts: Sequence[Part]) -> Iterator[Finding]:
             )
 
 
-def _across_rows(update: Update, parts: Sequence[Part]) -> Iterator[Finding]:
-    for part in parts:
-        if all(term.compares_rows for term in part.terms):
-            rows = part.terms[0].numel
-            yield make(
-                "MS114",
-                loss_of(place_of(update)),
-                f"Each of the `{rows}` rows of a microbatch is set against the other "
-                f"`{rows - 1}`, in a window of `{sum(t.numel for t in part.terms)}` rows.",
-                {"rows": rows, "num_microbatches": part.size},
-            )
-
-
-Known = Sequence[tuple[Update, list[Part]]]
+def _across_rows(known: Known) -> Iterator[Finding]:
+    windows = [(u, parts[0]) for u, parts in known if u.size >= 2 and parts]
+    terms = [term for _, part in windows for term in part.terms]
+    if not terms or not all(term.compares_rows for term in terms):
+        return
+    # That rows and labels agree so by chance: 1 in 256.
+    if sum(term.numel * math.log2(term.numel) for term in terms) < 8:
+        return
+    update, part = windows[0]
+    rows = part.terms[0].numel
+    yield make(
+        "MS114",
+        loss_of(place_of(update)),
+        f"Each of the `{rows}` rows of a microbatch is set against the other `{rows - 1}`, in a "
+        f"window of `{sum(term.numel for term in part.terms)}` rows.",
+        {"rows": rows, "num_microbatches": part.size},
+    )
 
 
 def _not_divided(known: Known) -> Iterator[Finding]:
@@ -175,7 +182,7 @@ def _is_inverted(sizes: Sequence[int], divisor: float) -> bool:
     if divisor < 3 or len(sizes) < divisor or set(sizes) != {1, 2}:
         return False
     gaps = [index for index, size in enumerate(sizes) if size == 2]
-    steps = [after - before for before, after in zip(gaps, gaps[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(gaps)]
     return all(step == divisor - 1 for step in steps) and gaps[0] == divisor - 1
 
 
@@ -183,6 +190,8 @@ def _every_microbatch(
     update: Update, updates: Sequence[Update], divisor: float
 ) -> Iterator[Finding]:
     stale = sum(bool(other.stale) for other in updates)
+    if any(other.discarded for other in updates):
+        return
     if not stale and not remainder_of(place_of(update), divisor):
         return
     yield make(
@@ -193,9 +202,6 @@ def _every_microbatch(
         + (f", `{stale}` of them with gradients that had been stepped before." if stale else "."),
         {"divisor": divisor, "num_updates": len(updates), "num_stale": stale},
     )
-
-
-Row = tuple[Update, int, float, float]
 
 
 def _short_or_long(rows: Sequence[Row], divisor: float) -> Iterator[Finding]:

@@ -27,10 +27,10 @@ def check_clocks(history: History) -> Iterator[Finding]:
         updates = history.updates.get(-1 if schedule.optimizer is None else schedule.optimizer, [])
         if not ticks or not updates:
             continue
+        often = list(_too_often(schedule, ticks, updates))
         found = [
-            *_before_optimizer(schedule, ticks, updates),
+            *(often or _before_optimizer(schedule, ticks, updates)),
             *_on_skipped(history, ticks, updates),
-            *_too_often(schedule, ticks, updates),
         ]
         yield from found or _other_unit(history, schedule, ticks, updates)
 

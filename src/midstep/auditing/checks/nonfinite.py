@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from ...findings import Finding
-from ..events import Backward, Clear, Clip, Place, Replaced, Step, Term
+from ..events import Asked, Backward, Clear, Clip, Place, Replaced, Step, Term
 from ..history import History, Update
-from ..source import division_of, loss_of
+from ..source import body_of, division_of, loss_of
 from .making import make
 
 __all__ = ["check_nonfinite"]
@@ -26,6 +26,7 @@ def check_nonfinite(history: History) -> Iterator[Finding]:
         yield from _stepped(history, update)
         yield from _replaced(history, update)
     yield from _kept(history)
+    yield from _hidden(history)
 
 
 def _empty(backward: Backward) -> Iterator[Finding]:
@@ -91,7 +92,25 @@ def _replaced(history: History, update: Update) -> Iterator[Finding]:
             yield make(
                 "MS604",
                 event.place,
-                "Gradients that were not finite were replaced, and the step was taken.",
+                "Gradients that were not finite were replaced, and the step was taken."
+                if event.had_some
+                else "Whatever is not finite in a gradient is replaced here, before each step.",
+            )
+
+
+def _hidden(history: History) -> Iterator[Finding]:
+    """Losses that were left out of a log because they are nan, after they had been stepped."""
+    for index, event in history.of_kind(Asked):
+        steps = history.between(0, index, Step)
+        backwards = history.between(0, index, Backward)
+        if not steps or not backwards or steps[-1][0] < backwards[-1][0]:
+            continue
+        loss = backwards[-1][1].loss
+        if not math.isfinite(loss):
+            yield make(
+                "MS603",
+                body_of(event.place),
+                f"A loss of `{loss:g}` was looked for after its step had been taken.",
             )
 
 

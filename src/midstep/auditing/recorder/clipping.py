@@ -110,8 +110,9 @@ def _replacing(recorder: Recorder) -> Callable[[Any], Any]:
     def watch(original: Any) -> Any:
         def nan_to_num_(self: Tensor, *args: Any, **kwargs: Any) -> Any:
             keys = recorder.keys_of_grads([self]) if recorder.is_active else frozenset()
-            if keys and recorder.is_close and not bool(torch.isfinite(self).all()):
-                recorder.add(Replaced(recorder.here(), keys))
+            if keys:
+                is_bad = recorder.is_close and not bool(torch.isfinite(self).all())
+                recorder.add(Replaced(recorder.here(), keys, is_bad))
             return original(self, *args, **kwargs)
 
         return nan_to_num_

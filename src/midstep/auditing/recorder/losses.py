@@ -153,8 +153,16 @@ def _term(
             numel = int(node._saved_target.numel())  # noqa: SLF001
             is_weighted = node._saved_weight is not None  # noqa: SLF001
             count = _targets(node) if not is_mean else number(node._saved_total_weight)  # noqa: SLF001
+        compares = name == "NllLossBackward0" and _compares_rows(node)
         return Term(
-            name, is_mean, count, numel, math.nan, math.nan, is_weighted, is_linear, factors
+            name,
+            is_mean,
+            count,
+            numel,
+            is_weighted=is_weighted,
+            is_linear=is_linear,
+            compares_rows=compares,
+            factors=factors,
         )
     if name.startswith("MeanBackward"):
         numel = int(node._saved_self_sym_numel)  # noqa: SLF001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer, lr_scheduler
 from torch.utils import checkpoint
 
-from ..events import Cast, HostRead, Loaded, Recompute, Saved
+from ..events import Asked, Cast, HostRead, Loaded, Recompute, Saved
 from .clocks import descendants
 from .core import Recorder
 
@@ -160,7 +161,7 @@ def _noting(recorder: Recorder, kind: Any, what: str) -> Callable[[Any], Any]:
 
 
 def watch_reads(recorder: Recorder) -> None:
-    """Watch `.item()` and `float()` of a loss, which wait for the device.
+    """Watch `.item()` of a loss, which waits for the device, and questions whether it is finite.
 
     Args:
         recorder: Writes it down.
@@ -175,3 +176,22 @@ def watch_reads(recorder: Recorder) -> None:
         return item
 
     recorder.patches.attribute(Tensor, "item", watch)
+    for function in (torch.isnan, torch.isfinite, torch.nan_to_num):
+        recorder.patches.function(function, _asking(recorder))
+    for name in ("isnan", "isfinite", "nan_to_num"):
+        recorder.patches.attribute(Tensor, name, _asking(recorder))
+
+
+def _asking(recorder: Recorder) -> Callable[[Any], Any]:
+    def watch(original: Any) -> Any:
+        def asked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            if recorder.is_active and isinstance(tensor, Tensor) and recorder.is_close:
+                is_loss = tensor.numel() == 1 and tensor.grad_fn is not None
+                if is_loss and not math.isfinite(float(tensor.detach())):
+                    recorder.add(Asked(recorder.here()))
+            return result
+
+        return asked
+
+    return watch
