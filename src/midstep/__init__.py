@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
     from midstep import schedules
+    from midstep.auditing.context import audit
     from midstep.checkpoint import load, save
     from midstep.clip import (
         Adaptive,
@@ -88,6 +89,7 @@ _PUBLIC = {
     "save": "checkpoint",
     "load": "checkpoint",
     "Recipe": "recipes.recipe",
+    "audit": "auditing.context",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
     "NonFiniteGradient": "errors",
@@ -132,6 +134,7 @@ __all__ = [
     "save",
     "load",
     "Recipe",
+    "audit",
     "MidstepError",
     "EmptyWindow",
     "NonFiniteGradient",

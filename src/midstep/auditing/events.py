@@ -382,6 +382,7 @@ class Recording:
         is_complete: Whether it was watched to its end, and ended without an error.
         started: Seconds since the epoch, to tell launches apart.
         num_unmeasured: Looks that failed.
+        num_updates: Steps that were watched.
     """
 
     events: list[Event]
@@ -390,3 +391,4 @@ class Recording:
     is_complete: bool = True
     started: float = 0.0
     num_unmeasured: int = 0
+    num_updates: int = 0

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .audit import SETTINGS, audit
 from .failures import FINE, fail, period
 from .train import train
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command(context_settings=SETTINGS)(audit)
 
 
 def _print_version(wanted: bool) -> None:

@@ -84,6 +84,7 @@ class Recorder:
         self._kept: list[weakref.ref[_Sentinel]] = []
         self._shadows: dict[int, list[float]] = {}
         self._has_shadow: dict[int, Any] = {}
+        self._rank = (0, 1)
 
     # What the parts use.
 
@@ -176,6 +177,7 @@ class Recorder:
     def count_update(self) -> None:
         """Count a step, and let go after enough of them."""
         self.num_updates += 1
+        self.note_rank()
         if self._max_updates is not None and self.num_updates >= self._max_updates:
             self.let_go()
 
@@ -367,15 +369,27 @@ class Recorder:
         Args:
             is_complete: Whether the loop came to its own end.
         """
-        rank, world_size = ranks()
+        self.note_rank()
         return Recording(
             self.events,
-            rank,
-            world_size,
+            *self._rank,
             is_complete and self.is_active,
             self.started,
             self.num_unmeasured,
+            self.num_updates,
         )
+
+    def note_rank(self) -> None:
+        """Remember which rank this is, while there is a process group to ask."""
+        rank = ranks()
+        if rank[1] > 1:
+            self._rank = rank
+
+    def begin_anew(self) -> None:
+        """Forget what the parent of this process did: it writes that down itself."""
+        self.events = [e for e in self.events if isinstance(e, NewOptimizer)]
+        self.started = time.time()
+        self.num_updates = 0
 
 
 def _weigh(term: Term) -> Callable[[tuple[Tensor | None, ...]], None]:
