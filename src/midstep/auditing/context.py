@@ -27,9 +27,7 @@ class Audit:
     num_updates: int = 0
 
     def __str__(self) -> str:
-        from .. import __version__
-
-        return render(self.findings, Format.TEXT, tool="audit", version=__version__)
+        return render(self.findings, Format.TEXT, tool="audit", version="")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Events: what a watched loop did, in order, as plain values without a tensor in them.
 
-A recorder writes them, the checks read them; they can be pickled, so that one process may judge what
-many ranks did. Parameters are small integers, the same integer for the same tensor all along.
+A recorder writes them, the checks read them; they can be pickled, so that one process may judge
+what many ranks did. Parameters are small integers, the same integer for the same tensor all along.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Forward(Event):
 
 @dataclasses.dataclass(slots=True)
 class Orphan:
-    """A parameter that got a gradient and that no optimizer held: its size, and where it was made."""
+    """A parameter that got a gradient and that no optimizer held, and where it was made."""
 
     key: int
     shape: tuple[int, ...]
@@ -338,10 +338,13 @@ class HostRead(Event):
 
 @dataclasses.dataclass(slots=True)
 class Loaded(Event):
-    """State was loaded into an "optimizer", a "schedule", a "scaler" or the "random state"."""
+    """State was loaded into an "optimizer", a "schedule", a "scaler", the "random state", or memory.
+
+    The last is called "file". With `is_empty`, an optimizer had no state afterwards.
+    """
 
     what: str
-    count: int = 0  # steps the schedule had made before
+    is_empty: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -360,7 +363,7 @@ class Cast(Event):
 
 @dataclasses.dataclass(slots=True)
 class Replaced(Event):
-    """Values of a gradient that are not finite were to be replaced; `had_some` if there were any."""
+    """Values of a gradient that are not finite were replaced; `had_some` if there were any."""
 
     params: frozenset[int]
     had_some: bool

@@ -77,8 +77,7 @@ class Folder:
                     break
                 time.sleep(LOOK_SECONDS)
         recordings = [
-            pickle.loads(path.read_bytes())  # noqa: S301 - written by this user's own processes
-            for path in sorted(self.path.glob("*.events"))
+            pickle.loads(path.read_bytes()) for path in sorted(self.path.glob("*.events"))
         ]
         shutil.rmtree(self.path, ignore_errors=True)
         return recordings
@@ -158,8 +157,8 @@ def watch_children(recorder: Any, folder: Path, own: tuple[str, ...]) -> Iterato
 
     def watching_start(self: Any) -> None:
         is_fresh = getattr(self, "_start_method", None) in {"spawn", "forkserver"}
-        if is_fresh and recorder.is_active and not self.daemon and self._target is not None:  # noqa: SLF001
-            self._target = _Watched(self._target, folder, own)  # noqa: SLF001
+        if is_fresh and recorder.is_active and not self.daemon and self._target is not None:
+            self._target = _Watched(self._target, folder, own)
         start(self)
 
     multiprocessing.util.register_after_fork(recorder, after_fork)

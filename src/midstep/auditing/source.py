@@ -1,7 +1,7 @@
 """Source: the lines around a measured fault, read from the text of the script.
 
-A run shows on which line backward was called. Where the fault is on another line (the loss that is a
-mean, the condition that ends a window), the text between tells which. Nothing is found by text
+A run shows on which line backward was called. Where the fault is on another line (the loss that is
+a mean, the condition that ends a window), the text between tells which. Nothing is found by text
 alone here: it only says where.
 """
 
@@ -21,6 +21,7 @@ __all__ = [
     "gate_of",
     "is_tried",
     "loss_of",
+    "own_division_of",
     "read",
     "remainder_of",
     "suppressing_of",
@@ -48,18 +49,17 @@ class Source:
         """Return the innermost function around a line, or the module."""
         found: ast.AST = self.tree
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                if node.lineno <= line <= (node.end_lineno or node.lineno):
-                    found = node
+            is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            if is_function and _covers(node, line):
+                found = node
         return found
 
     def statement(self, line: int) -> ast.stmt | None:
         """Return the innermost statement that covers a line."""
         found: ast.stmt | None = None
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
-                if found is None or node.lineno >= found.lineno:
-                    found = node
+            if isinstance(node, ast.stmt) and _covers(node, line):
+                found = node if found is None or node.lineno >= found.lineno else found
         return found
 
     def around(self, line: int, kinds: tuple[type[ast.AST], ...]) -> Iterator[ast.AST]:
@@ -97,6 +97,7 @@ class Source:
             found = _definition(scope, _names(links[-1]), end)
             if found is None:
                 break
+            assert found.value is not None
             links.append(found.value)
             end = found.lineno
         return links
@@ -112,10 +113,15 @@ def _definition(
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         made = {name for target in targets for name in _names(target)}
-        if node.value is not None and node.lineno < before and made & wanted:
-            if best is None or node.lineno > best.lineno:
-                best = node
+        is_it = node.value is not None and node.lineno < before and made & wanted
+        if is_it and (best is None or node.lineno > best.lineno):
+            best = node
     return best
+
+
+def _covers(node: ast.AST, line: int) -> bool:
+    first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+    return bool(first <= line <= last)
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -184,6 +190,23 @@ def division_of(place: Place | None) -> Place | None:
         place: Of the backward.
     """
     return _first_link(place, _divides)
+
+
+def own_division_of(place: Place | None) -> Place | None:
+    """Return the line on which a loss was divided by its own count: the first division of all.
+
+    Args:
+        place: Of the backward.
+    """
+    if place is None or (source := read(place.file)) is None:
+        return place
+    found = place
+    for link in source.chain(place.line):
+        if _divides(link) or _makes_loss(link):
+            found = place._replace(line=link.lineno)
+        if _makes_loss(link):
+            break
+    return found
 
 
 def _first_link(place: Place | None, is_it: Callable[[ast.AST], bool]) -> Place | None:
@@ -288,5 +311,6 @@ def body_of(place: Place | None) -> Place | None:
     if place is None or (source := read(place.file)) is None:
         return place
     statement = source.statement(place.line)
-    is_condition = isinstance(statement, ast.If)
-    return place._replace(line=statement.body[0].lineno) if is_condition else place
+    if not isinstance(statement, ast.If):
+        return place
+    return place._replace(line=statement.body[0].lineno)

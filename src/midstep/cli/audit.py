@@ -141,7 +141,8 @@ def _summary(findings: Sequence[Finding], num_updates: int, num_processes: int) 
         return "midstep audit: no step of an optimizer was seen, so nothing was audited."
     if not findings:
         return f"midstep audit: nothing found in {where}."
-    return f"midstep audit: {len(findings)} findings in {where}. `midstep explain CODE` tells more."
+    found = f"{len(findings)} finding{'s' if len(findings) > 1 else ''}"
+    return f"midstep audit: {found} in {where}. `midstep explain CODE` tells more."
 
 
 def _only_findings_on_stdout() -> Any:

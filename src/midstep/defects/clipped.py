@@ -123,7 +123,7 @@ for x, y in loader:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     norms.append(nn.utils.get_total_norm([p.grad for p in model.parameters()]))  # MS209
     optimizer.step()
 """,
@@ -133,7 +133,7 @@ for x, y in loader:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), y)
     loss.backward()
-    norms.append(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1))
     optimizer.step()
 """,
         tools=(Tool.LINT, Tool.AUDIT),

@@ -20,9 +20,9 @@ def check_clipping(history: History) -> Iterator[Finding]:
     Args:
         history: Of one process.
     """
-    for index, clip in history.of_kind(Clip):
+    for _, clip in history.of_kind(Clip):
         if not clip.is_look:
-            yield from _alone(history, index, clip)
+            yield from _alone(history, clip)
     for update in history.all_updates():
         clips = history.clips_of(update)
         real = [(index, clip) for index, clip in clips if bounds(clip)]
@@ -39,7 +39,7 @@ def bounds(clip: Clip) -> bool:
     return not clip.is_look and math.isfinite(clip.limit)
 
 
-def _alone(history: History, index: int, clip: Clip) -> Iterator[Finding]:
+def _alone(history: History, clip: Clip) -> Iterator[Finding]:
     """What one clip shows by itself."""
     if clip.limit == 0:
         yield make(
@@ -72,7 +72,7 @@ def _alone(history: History, index: int, clip: Clip) -> Iterator[Finding]:
         yield make(
             "MS602",
             clip.place,
-            "It stands in a `try` that catches `RuntimeError`, and `error_if_nonfinite` is `False`.",
+            "It stands in a `try` for `RuntimeError`, and `error_if_nonfinite` is `False`.",
         )
 
 
@@ -177,15 +177,20 @@ def _look_after(update: Update, clips: list[tuple[int, Clip]]) -> Iterator[Findi
             continue
         if bounds(clip) and clip.by == "norm":
             fired = clip if clip.norm > clip.limit else None
-        elif fired is not None and fired.params <= clip.params and fired.params == clip.params:
-            if clip.norm <= fired.limit * 1.001:
-                yield make(
-                    "MS209",
-                    clip.place,
-                    f"It returned `{clip.norm:.4g}`, the threshold; before the clip the norm was "
-                    f"`{fired.norm:.4g}`.",
-                    {"norm_after": clip.norm, "norm_before": fired.norm, "limit": fired.limit},
-                )
+        elif _is_norm_after(fired, clip):
+            assert fired is not None
+            yield make(
+                "MS209",
+                clip.place,
+                f"It returned `{clip.norm:.4g}`, the threshold; before the clip the norm was "
+                f"`{fired.norm:.4g}`.",
+                {"norm_after": clip.norm, "norm_before": fired.norm, "limit": fired.limit},
+            )
+
+
+def _is_norm_after(fired: Clip | None, look: Clip) -> bool:
+    """Whether a norm is that of gradients which a clip has shortened."""
+    return fired is not None and fired.params == look.params and look.norm <= fired.limit * 1.001
 
 
 def _subset(history: History, update: Update, clips: list[Clip]) -> Iterator[Finding]:
@@ -224,7 +229,7 @@ def _useless(history: History) -> Iterator[Finding]:
         yield make(
             code,
             place,
-            f"In `{len(clips)}` of `{len(clips)}` calls the gradients {what}; it returned `{norms}`.",
+            f"In all of `{len(clips)}` calls the gradients {what}; it returned `{norms}`.",
             {"num_clips": len(clips)},
         )
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 
 from ...findings import Finding
-from ..events import Asked, Backward, Clear, Clip, Place, Replaced, Step, Term
+from ..events import Asked, Backward, Clear, Clip, Place, Replaced, Step
 from ..history import History, Update
-from ..source import body_of, division_of, loss_of
+from ..source import body_of, own_division_of
 from .making import make
 
 __all__ = ["check_nonfinite"]
@@ -30,23 +30,19 @@ def check_nonfinite(history: History) -> Iterator[Finding]:
 
 
 def _empty(backward: Backward) -> Iterator[Finding]:
-    for term in backward.terms:
+    # What no optimizer steps is somebody's experiment.
+    for term in backward.terms if backward.params else ():
         if term.count != 0 and term.mask_sum != 0:
             continue
         if not term.is_mean and math.isfinite(term.weight):
             continue
-        place = loss_of(backward.place) if term.is_mean else _division(backward.place, term)
         yield make(
             "MS606",
-            place,
+            own_division_of(backward.place),
             f"A microbatch of `{term.numel}` elements counted `0` of them; the loss was "
             f"`{backward.loss:g}`.",
             {"numel": term.numel, "count": 0},
         )
-
-
-def _division(place: Place | None, term: Term) -> Place | None:
-    return division_of(place) if any(f.is_division for f in term.factors) else loss_of(place)
 
 
 def _stepped(history: History, update: Update) -> Iterator[Finding]:

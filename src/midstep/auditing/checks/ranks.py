@@ -8,7 +8,7 @@ from ...defects import Level
 from ...findings import Finding
 from ..events import Collective, Place
 from ..history import History, Update
-from ..source import division_of, loss_of, suppressing_of
+from ..source import division_of, loss_of, own_division_of, suppressing_of
 from .making import close, make
 from .weights import Part, parts_of
 
@@ -98,7 +98,7 @@ def _together(updates: Sequence[Update], parts: Sequence[Part]) -> Iterator[Find
             is_mean = parts[0].terms[0].is_mean
             yield make(
                 "MS501",
-                loss_of(place) if is_mean else division_of(place),
+                loss_of(place) if is_mean else own_division_of(place),
                 f"The ranks counted `{listed}` targets, and each weighed `1 / {world_size}`.",
                 figures,
                 Level.ADVICE if plain and is_mean else None,

@@ -137,6 +137,10 @@ def _forgotten(history: History) -> Iterator[Finding]:
     if "optimizer" not in loads:
         return
     index, load = loads["optimizer"]
+    # Frameworks load a fresh state only to move it. After steps, an optimizer that has no state
+    # of its own, as plain SGD, is told from a fresh one by the file.
+    if load.is_empty and ("file" not in loads or not history.between(0, index, Step)):
+        return
     saves = history.between(0, index, Saved)
     file = next((event for _, event in reversed(saves) if event.what == "file"), None)
     place = load.place if file is None else file.place

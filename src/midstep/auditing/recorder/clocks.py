@@ -37,6 +37,8 @@ def watch_schedules(recorder: Recorder) -> None:
 
 
 def descendants(cls: type) -> Iterator[type]:
+    """Yield the classes that inherit from one."""
+    child: type
     for child in cls.__subclasses__():
         yield child
         yield from descendants(child)

@@ -23,8 +23,9 @@ from ..events import (
     Rescaled,
     Term,
 )
+from .graphs import Graphs, Shadows
 from .losses import FAILURES, find_leaves, number
-from .parameters import Numbers, Parameters, Watched, params_of, ratio_of, sample_of, shape_of
+from .parameters import Numbers, Parameters, Watched, params_of, ratio_of, shape_of
 from .patches import Patches
 from .places import Places
 
@@ -33,18 +34,8 @@ __all__ = ["Recorder"]
 CLOSE_LOOKS = 48  # backwards that are looked at closely at first, whatever it costs
 SHARE = 0.02  # of the time of the run that close looks may take from then on
 MAX_EVENTS = 200_000  # then the recorder lets go
-MAX_GRAPH = 20_000  # nodes walked for parameters without optimizer
-GRAPHS_PER_LINE = 2
-MAX_KEPT = 64
 
-_SIXTEEN_BITS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _ROUNDING = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
-
-
-class _Sentinel:
-    """Lies in the graph of a loss, and is gone when the graph is."""
-
-    __slots__ = ("__weakref__",)
 
 
 class Recorder:
@@ -80,10 +71,8 @@ class Recorder:
         self._num_close = 0
         self._spent = 0.0
         self._clock = time.perf_counter()
-        self._graphs: dict[Place | None, int] = {}
-        self._kept: list[weakref.ref[_Sentinel]] = []
-        self._shadows: dict[int, list[float]] = {}
-        self._has_shadow: dict[int, Any] = {}
+        self._shadows = Shadows()
+        self._graphs = Graphs()
         self._rank = (0, 1)
 
     # What the parts use.
@@ -100,9 +89,7 @@ class Recorder:
         for leave in self.letting_go:
             leave()
         self.letting_go.clear()
-        for handle in self._has_shadow.values():
-            handle.remove()
-        self._has_shadow.clear()
+        self._shadows.end()
         self.parameters.forget()
         self.parameters.watched.clear()
 
@@ -229,8 +216,7 @@ class Recorder:
     def cleared(self, keys: frozenset[int], by: str, place: Place | None) -> None:
         """Write down that gradients were cleared."""
         self._dirty -= keys
-        for key in keys & self._shadows.keys():
-            del self._shadows[key]
+        self._shadows.clear(keys)
         for key in keys & self.parameters.samples.keys():
             del self.parameters.samples[key]
         self.add(Clear(place, keys, by))
@@ -283,7 +269,7 @@ class Recorder:
             event.terms = tuple(leaf.term for leaf in leaves)
             handles.extend(leaf.node.register_prehook(_weigh(leaf.term)) for leaf in leaves)
             self._watch_graph(event, roots)
-            self._shadow()
+            self._shadows.begin(self.parameters)
         except FAILURES:
             self.num_unmeasured += 1
         return handles
@@ -301,65 +287,19 @@ class Recorder:
             if self.is_close:
                 parameters.choose_probes(touched)
                 parameters.take_samples(touched)
-                self._compare_shadow(event)
+                self._shadows.compare(self.parameters, event)
         except FAILURES:
             self.num_unmeasured += 1
         self.add(event)
 
     def _watch_graph(self, event: Backward, roots: list[Tensor]) -> None:
         """Find parameters without optimizer, and losses whose graphs are kept."""
-        alive = [ref for ref in self._kept if ref() is not None]
-        # The loss that was logged last is still alive, and no fault.
-        event.num_kept = max(0, len(alive) - 1)
-        self._kept = alive[-MAX_KEPT:]
-        root = roots[0].grad_fn
-        if root is not None and len(roots) == 1:
-            sentinel = root.metadata.setdefault("midstep", _Sentinel())
-            self._kept.append(weakref.ref(sentinel))
-        seen = self._graphs.get(event.place, 0)
-        if seen >= GRAPHS_PER_LINE:
-            return
-        self._graphs[event.place] = seen + 1
+        event.num_kept = self._graphs.keep(roots)
         event.orphans = tuple(
             Orphan(self.parameters.numbers.of(p), tuple(p.shape), self.made_at(p))
-            for p in leaf_parameters(roots)
+            for p in self._graphs.parameters(event.place, roots)
             if self.parameters.numbers.find(p) not in self.parameters.marks
         )
-
-    def _shadow(self) -> None:
-        """Sum samples of low-precision gradients in double precision, beside `.grad`."""
-        for watched in self.parameters.watched.values():
-            for key in watched.probes:
-                p = self.parameters.param(key)
-                if key in self._has_shadow or p.dtype not in _SIXTEEN_BITS:
-                    continue
-
-                def add(grad: Tensor, key: int = key) -> None:
-                    values = sample_of(grad)
-                    if values is None or not self.is_active:
-                        return
-                    sums = self._shadows.get(key)
-                    self._shadows[key] = (
-                        values
-                        if sums is None
-                        else [a + b for a, b in zip(sums, values, strict=True)]
-                    )
-
-                self._has_shadow[key] = p.register_hook(add)
-
-    def _compare_shadow(self, event: Backward) -> None:
-        errors = []
-        for key, sums in self._shadows.items():
-            values = self.parameters.sample(key)
-            size = math.hypot(*sums)
-            if values is not None and size and key in event.params:
-                gaps = [a - b for a, b in zip(values, sums, strict=True)]
-                errors.append(math.hypot(*gaps) / size)
-        if errors:
-            event.shadow_error = max(errors)
-        probes = [key for w in self.parameters.watched.values() for key in w.probes]
-        dtypes = {self.parameters.param(key).dtype for key in probes if key in event.params}
-        event.dtype = next((_SIXTEEN_BITS[d] for d in dtypes if d in _SIXTEEN_BITS), "")
 
     # The end.
 
@@ -400,25 +340,6 @@ def _weigh(term: Term) -> Callable[[tuple[Tensor | None, ...]], None]:
             term.weight = weight if math.isnan(term.weight) else term.weight + weight
 
     return hook
-
-
-def leaf_parameters(roots: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that a graph ends in; nothing of a graph that is too large."""
-    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = set(stack)
-    found: list[Tensor] = []
-    while stack:
-        node = stack.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.nn.Parameter):
-            found.append(variable)
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
-        if len(seen) > MAX_GRAPH:
-            return []
-    return found
 
 
 def is_sharded(p: Any) -> bool:

@@ -36,8 +36,10 @@ _BY_REDUCTION = frozenset(
         *("MultilabelMarginLoss", "NllLoss", "NllLoss2D"),
     )
 )
-_LINEAR = ("Add", "Sub", "Neg", "Div", "Mul", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
-_LINEAR = (*_LINEAR, "Alias", "Expand", "Reshape", "UnsafeView", "Select", "Stack", "Cat", "Unbind")
+_LINEAR = (
+    *("Add", "Sub", "Neg", "Div", "Mul", "View", "Squeeze", "Unsqueeze", "ToCopy", "Clone"),
+    *("Alias", "Expand", "Reshape", "UnsafeView", "Select", "Stack", "Cat", "Unbind"),
+)
 
 
 @dataclasses.dataclass(slots=True)
@@ -227,7 +229,7 @@ def _constant(node: Any) -> Tensor | None:
     if (other is None) == (mine is None):
         return None
     value = mine if other is None else other
-    return value if isinstance(value, Tensor) else torch.tensor(float(value))
+    return value if isinstance(value, Tensor) else torch.tensor(float(str(value)))
 
 
 def _sum_if_mask(mask: Tensor, numel: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 __all__ = ["Patches"]
@@ -76,14 +75,13 @@ def _like(original: Any, replacement: Any) -> Any:
     """Keep name, docstring and signature: frameworks read them."""
     replacement = functools.wraps(original)(replacement)
     # A compiler of graphs must not look inside: it would trace the watching, too.
-    replacement._torchdynamo_disable = True
+    setattr(replacement, "_torchdynamo_disable", True)  # noqa: B010 - torch's own mark
     return replacement
 
 
 def _swap(pairs: dict[int, tuple[Any, Any]]) -> None:
     for module in list(sys.modules.values()):
-        if not isinstance(module, ModuleType):
-            continue
-        for name, value in list(vars(module).items()):
+        # What stands among the modules need not be one.
+        for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in pairs:
                 setattr(module, name, pairs[id(value)][1])

@@ -16,10 +16,9 @@ from torch.utils import checkpoint
 from ..events import Asked, Cast, HostRead, Loaded, Recompute, Saved
 from .clocks import descendants
 from .core import Recorder
+from .graphs import SIXTEEN_BITS
 
 __all__ = ["watch_modules", "watch_reads", "watch_recompute", "watch_state"]
-
-_SIXTEEN_BITS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def watch_modules(recorder: Recorder) -> None:
@@ -59,8 +58,8 @@ def _casting(recorder: Recorder) -> Callable[[Any], Any]:
             before = _dtype_of(self)
             result = original(self, *args, **kwargs)
             after = _dtype_of(self)
-            if recorder.is_active and after != before and after in _SIXTEEN_BITS:
-                recorder.add(Cast(recorder.here(), _SIXTEEN_BITS[after]))
+            if recorder.is_active and after != before and after in SIXTEEN_BITS:
+                recorder.add(Cast(recorder.here(), SIXTEEN_BITS[after]))
             return result
 
         return cast
@@ -98,7 +97,7 @@ def watch_recompute(recorder: Recorder) -> None:
 
 def _random_state() -> list[Tensor]:
     states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states.append(torch.cuda.get_rng_state())
     return states
 
@@ -120,6 +119,7 @@ def watch_state(recorder: Recorder) -> None:
     recorder.patches.function(torch.set_rng_state, _noting(recorder, Loaded, "random state"))
     recorder.patches.function(torch.get_rng_state, _noting(recorder, Saved, "random state"))
     recorder.patches.function(torch.save, _noting(recorder, Saved, "file"))
+    recorder.patches.function(torch.load, _noting(recorder, Loaded, "file"))
 
 
 def _loading(recorder: Recorder, what: str) -> Callable[[Any], Any]:
@@ -127,7 +127,8 @@ def _loading(recorder: Recorder, what: str) -> Callable[[Any], Any]:
         def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
             if recorder.is_active:
-                recorder.add(Loaded(recorder.here(), what, 0))
+                is_empty = isinstance(self, Optimizer) and not self.state
+                recorder.add(Loaded(recorder.here(), what, is_empty))
             return result
 
         return load_state_dict
