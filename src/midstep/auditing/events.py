@@ -338,9 +338,9 @@ class HostRead(Event):
 
 @dataclasses.dataclass(slots=True)
 class Loaded(Event):
-    """State was loaded into an "optimizer", a "schedule", a "scaler", the "random state", or memory.
+    """State was loaded: of an "optimizer", a "schedule", a "scaler", the "random state", a "file".
 
-    The last is called "file". With `is_empty`, an optimizer had no state afterwards.
+    With `is_empty`, an optimizer had no state afterwards.
     """
 
     what: str
