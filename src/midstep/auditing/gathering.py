@@ -119,7 +119,7 @@ class _Watched:
         from .recorder.watching import watch
 
         is_complete = False
-        with watch(own=self.own) as recorder:
+        with watch(own=self.own, find_optimizers=False) as recorder:
             try:
                 result = self.target(*args, **kwargs)
                 is_complete = True

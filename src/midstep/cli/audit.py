@@ -111,13 +111,12 @@ def _run(
     windows: int | None,
     writer: _Writer,
 ) -> int:
-    from ..auditing.context import judge
     from ..auditing.gathering import Folder, watch_children
     from ..auditing.recorder.watching import watch
 
     folder = Folder()
     with (
-        watch(own=program.own, max_updates=windows) as recorder,
+        watch(own=program.own, max_updates=windows, find_optimizers=False) as recorder,
         watch_children(recorder, folder.path, program.own),
     ):
         ending = program.run(arguments)
@@ -126,6 +125,8 @@ def _run(
     folder.write(recording, f"rank{folder.local_rank}")
     if not folder.reports:
         return ending.code
+    from ..auditing.context import judge
+
     recordings = folder.read()
     findings = judge(recordings, selection)
     num_updates = sum(r.num_updates for r in recordings)

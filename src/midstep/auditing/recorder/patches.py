@@ -49,15 +49,17 @@ class Patches:
         setattr(owner, name, _like(original, watch(original)))
 
     def function(self, original: Any, watch: Callable[[Any], Any]) -> None:
-        """Replace a function in every module that has imported it.
+        """Have a function replaced by `install`, in every module that has imported it.
 
         Args:
             original: The function.
             watch: As for `attribute`.
         """
-        replacement = _like(original, watch(original))
-        self._functions.append((original, replacement))
-        _swap({id(original): (original, replacement)})
+        self._functions.append((original, _like(original, watch(original))))
+
+    def install(self) -> None:
+        """Replace the functions. Reads the names of all modules once: 30 ms with torch."""
+        _swap({id(old): (old, new) for old, new in self._functions})
 
     def restore(self) -> None:
         """Put every original back, also where a replacement was imported in the meantime."""

@@ -27,7 +27,9 @@ PARTS = (
 
 
 @contextlib.contextmanager
-def watch(*, own: tuple[str, ...] = (), max_updates: int | None = None) -> Iterator[Recorder]:
+def watch(
+    *, own: tuple[str, ...] = (), max_updates: int | None = None, find_optimizers: bool = True
+) -> Iterator[Recorder]:
     """Watch everything that runs in a `with` block.
 
     Costs two attribute reads a parameter and backward, and a walk over the scalar part of each
@@ -37,6 +39,7 @@ def watch(*, own: tuple[str, ...] = (), max_updates: int | None = None) -> Itera
     Args:
         own: Folders and files that are the user's although they lie among the libraries.
         max_updates: Let go after so many steps; None to watch to the end.
+        find_optimizers: Look for optimizers that were made before; without any, that is time lost.
 
     Returns:
         A context that gives the recorder.
@@ -60,8 +63,9 @@ def watch(*, own: tuple[str, ...] = (), max_updates: int | None = None) -> Itera
     try:
         for part in PARTS:
             part(recorder)
+        recorder.patches.install()
         recorder.is_active = True
-        for thing in gc.get_objects():
+        for thing in gc.get_objects() if find_optimizers else ():
             # Asked of its type: `isinstance` would wake lazy objects.
             if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups"):
                 recorder.know(thing)
