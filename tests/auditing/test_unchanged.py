@@ -64,7 +64,7 @@ def train(kind: str) -> dict[str, Tensor]:
                 return value
 
             if kind == "closure":
-                losses.append(float(optimizer.step(closure)))
+                losses.append(optimizer.step(closure).item())
                 continue
             value = loss()
             scaler.scale(value).backward()
