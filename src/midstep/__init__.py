@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
     from midstep import observers, schedules
+    from midstep.auditing.context import audit
     from midstep.checkpoint import load, save
     from midstep.clip import (
         Adaptive,
@@ -95,6 +96,7 @@ _PUBLIC = {
     "Recipe": "recipes.recipe",
     "verify": "verifying",
     "Certificate": "verifying",
+    "audit": "auditing.context",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
     "NonFiniteGradient": "errors",
@@ -144,6 +146,7 @@ __all__ = [
     "Recipe",
     "verify",
     "Certificate",
+    "audit",
     "MidstepError",
     "EmptyWindow",
     "NonFiniteGradient",

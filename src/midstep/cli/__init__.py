@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .audit import SETTINGS, audit
 from .choices import batch, threshold
 from .compare import compare
 from .failures import FINE, period
@@ -37,6 +38,7 @@ app.command()(compare)
 app.command()(threshold)
 app.command()(batch)
 app.command()(schedule)
+app.command(context_settings=SETTINGS)(audit)
 
 
 def _print_version(wanted: bool) -> None:
