@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 TIERS = (
     ("errors", "records", "schedules", "arithmetic", "defects"),
     ("findings", "clock", "terms"),
-    ("pictures", "snapshot", "sinks", "batches", "stream", "losses"),
+    ("pictures", "snapshot", "sinks", "batches", "stream", "losses", "reference"),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds", "forward"),
     (
@@ -41,11 +41,11 @@ TIERS = (
         "checkpoint",
         "verifying",
         "range_test",
-        "planning",
-        "recompute",
+        "recomputing",
         "contrastive",
         "batchnorm",
     ),
+    ("planning",),  # measures recompute, too
 )
 # Beside the tiers: they read text and records, and know nothing of how a step is made.
 SIDE = ("lint", "auditing.recorder", "auditing", "report")

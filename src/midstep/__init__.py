@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     from midstep.range_test import lr_range
     from midstep.ranks.sharded import Sharding
     from midstep.recipes.recipe import Recipe
+    from midstep.recomputing import recompute
     from midstep.records import UpdateRecord, Verdict
     from midstep.sinks import JsonLines
     from midstep.updater import Updater
@@ -97,6 +98,7 @@ _PUBLIC = {
     "verify": "verifying",
     "Certificate": "verifying",
     "audit": "auditing.context",
+    "recompute": "recomputing",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
     "NonFiniteGradient": "errors",
@@ -147,6 +149,7 @@ __all__ = [
     "verify",
     "Certificate",
     "audit",
+    "recompute",
     "MidstepError",
     "EmptyWindow",
     "NonFiniteGradient",

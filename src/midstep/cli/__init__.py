@@ -18,6 +18,7 @@ from .audit import SETTINGS, audit
 from .choices import batch, threshold
 from .compare import compare
 from .failures import FINE, period
+from .figures import figures
 from .launch import Launch, Speaker
 from .lr_range import lr_range
 from .schedule import schedule
@@ -39,6 +40,7 @@ app.command()(threshold)
 app.command()(batch)
 app.command()(schedule)
 app.command(context_settings=SETTINGS)(audit)
+app.command()(figures)
 
 
 def _print_version(wanted: bool) -> None:
