@@ -1,0 +1,203 @@
+"""HTML: the one file. Everything the page needs is in it, and it may load nothing else.
+
+What it says in words stands in the file as text, so that it is read where no script runs; the
+charts are drawn by the script, from the data beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import importlib.resources
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..run import Run
+from ..verdict import judge
+from ..verdict.measures import short
+from .charts import finished
+from .data import drawn, panel_data, run_data, share_of_budget
+from .panels import Panel, missing, panels_of
+from .theme import DARK, LIGHT, Theme
+
+__all__ = ["page_of", "payload", "write_page"]
+
+_PARTS = 10  # rows of the table below a chart
+
+
+def write_page(runs: Sequence[Run], path: Path) -> None:
+    """Write the page. About 1 MB, and at most 2 MB more for each run, however long.
+
+    Args:
+        runs: At least one.
+        path: The file; it is replaced whole.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    part.write_text(page_of(runs), encoding="utf-8")
+    part.replace(path)
+
+
+def payload(runs: Sequence[Run]) -> dict[str, Any]:
+    """Give what the script draws.
+
+    Args:
+        runs: At least one.
+    """
+    judgements = [judge(run) for run in runs]
+    lo = min(float(run.updates[0]) for run in runs)
+    hi = max(float(run.updates[-1]) for run in runs)
+    hi = max(hi, lo + 1)
+    panels = panels_of(runs, LIGHT)
+    budget = share_of_budget(runs)
+    return {
+        "lo": lo,
+        "hi": hi,
+        "runs": [
+            run_data(run, judgement, budget=budget)
+            for run, judgement in zip(runs, judgements, strict=True)
+        ],
+        "panels": [
+            panel_data(panel, finished(panel.chart, height=panel.height, lo=lo, hi=hi))
+            | {"note": panel.note, "label": _label(panel, runs), "table": _table(panel, runs)}
+            for panel in panels
+        ],
+        "missing": missing(runs, panels),
+        "themes": {name: _theme(theme) for name, theme in (("light", LIGHT), ("dark", DARK))},
+    }
+
+
+def page_of(runs: Sequence[Run], *, watching: bool = False) -> str:
+    """Give the page as text.
+
+    Args:
+        runs: At least one.
+        watching: Whether it asks the server it came from for what is new.
+    """
+    data = payload(runs)
+    words = {
+        "TITLE": html.escape(", ".join(run.name for run in runs)),
+        "POLICY": "connect-src 'self'; " if watching else "",
+        "STYLE": _resource("page.css") + _css_of(LIGHT, DARK),
+        "BODY": _body(runs, data),
+        # In a script element only `</script` and `<!--` could end it early.
+        "DATA": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "VEGA": _vega(),
+        "SCRIPT": _resource("data.js") + _resource("charts.js") + _resource("page.js"),
+        "WATCHING": "true" if watching else "false",
+    }
+    page = _resource("page.html")
+    for name, text in words.items():
+        page = page.replace(f"@{name}@", text, 1)
+    return page
+
+
+def _body(runs: Sequence[Run], data: dict[str, Any]) -> str:
+    from .words import findings_html, panels_html, runs_html
+
+    return "\n".join(
+        (runs_html(data["runs"]), findings_html(data["runs"]), panels_html(data), _foot(data))
+    )
+
+
+def _foot(data: dict[str, Any]) -> str:
+    words = []
+    thinned = [run for run in data["runs"] if run["kept"] < run["updates"]]
+    for run in thinned:
+        words.append(
+            f"<p><b>Thinned.</b> Of the {run['updates']:,} updates of {html.escape(run['name'])} "
+            f"{run['kept']:,} are drawn: of each part of the run its first and last update, and for "
+            "each quantity the ones with the lowest and the highest value; every skipped update, "
+            "too. Shares, means and cells of the maps are of all updates, and so is the verdict.</p>"
+        )
+    for run in data["runs"]:
+        if run["names"]:
+            guessed = ", ".join(
+                f"{html.escape(name)} is <code>{html.escape(column)}</code>"
+                for name, column in run["names"].items()
+            )
+            words.append(
+                f"<p><b>Columns</b> of {html.escape(run['name'])} ({html.escape(run['kind'])}): "
+                f"{guessed}.</p>"
+            )
+    if data["missing"]:
+        words.append(f"<p><b>Not recorded:</b> {', '.join(data['missing'])}.</p>")
+    return f"<footer>{''.join(words)}</footer>"
+
+
+def _theme(theme: Theme) -> dict[str, Any]:
+    return {"config": theme.config(), "ends": list(theme.ends)}
+
+
+def _css_of(light: Theme, dark: Theme) -> str:
+    def variables(theme: Theme) -> str:
+        plain = {n: getattr(theme, n) for n in ("paper", "ground", "ink", "faint", "line", "good")}
+        plain["bad"] = theme.bad
+        plain |= {f"c{i}": color for i, color in enumerate(theme.category)}
+        plain |= {f"e{i}": color for i, color in enumerate(theme.ends)}
+        return "".join(f"--{name}:{value};" for name, value in plain.items())
+
+    return (
+        f":root{{color-scheme:light;{variables(light)}}}\n"
+        "@media (prefers-color-scheme:dark){:root:not([data-theme=light]){color-scheme:dark;"
+        f"{variables(dark)}}}}}\n:root[data-theme=dark]{{color-scheme:dark;{variables(dark)}}}\n"
+    )
+
+
+def _label(panel: Panel, runs: Sequence[Run]) -> str:
+    """Say what a chart shows to somebody who does not see it."""
+    words = []
+    for line in panel.lines:
+        run = runs[line.run]
+        values = _values(run, line.column)
+        known = np.flatnonzero(np.isfinite(values)) if values is not None else []
+        if line.dashed or values is None or len(known) == 0:
+            continue
+        low, high = known[np.argmin(values[known])], known[np.argmax(values[known])]
+        words.append(
+            f"{run.name}: from {short(values[known[0]])} to {short(values[known[-1]])}, lowest "
+            f"{short(values[low])} at update {int(run.updates[low]):,}, highest "
+            f"{short(values[high])} at update {int(run.updates[high]):,}"
+        )
+    return ". ".join([f"{panel.title}, {panel.note}", *words])
+
+
+def _table(panel: Panel, runs: Sequence[Run]) -> list[list[str]]:
+    """Ten rows that say in numbers what a chart draws; empty where it is no line."""
+    rows: list[list[str]] = []
+    for line in panel.lines:
+        values = _values(runs[line.run], line.column)
+        if line.dashed or values is None:
+            continue
+        for part in np.array_split(np.arange(len(values)), min(_PARTS, len(values))):
+            known = values[part][np.isfinite(values[part])]
+            span = [int(runs[line.run].updates[part[index]]) for index in (0, -1)]
+            if len(known):
+                measures = (known.min(), float(np.median(known)), known.max())
+                cells = [short(float(value)) for value in measures]
+                rows.append([runs[line.run].name, f"{span[0]:,} to {span[1]:,}", *cells])
+    return rows
+
+
+def _values(run: Run, column: str) -> Any:
+    return drawn(run).get(column)
+
+
+@functools.cache
+def _resource(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@functools.cache
+def _vega() -> str:
+    """The libraries that draw, as one script. Costs two seconds, once."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle()
+    return bundle.replace("</script", "<\\/script")
