@@ -23,6 +23,7 @@ from .launch import Launch, Speaker
 from .lr_range import lr_range
 from .schedule import schedule
 from .train import train
+from .verify import verify
 
 __all__ = ["main", "run"]
 
@@ -41,6 +42,7 @@ app.command()(batch)
 app.command()(schedule)
 app.command(context_settings=SETTINGS)(audit)
 app.command()(figures)
+app.command()(verify)
 
 
 def _print_version(wanted: bool) -> None:
