@@ -178,3 +178,23 @@ def test_rates_that_do_not_rise_are_refused() -> None:
         Curve([1e-3, 1e-3], [1.0, 1.0])
     with pytest.raises(ValueError, match="2 rates and 1 losses"):
         Curve([1e-3, 1e-2], [1.0])
+
+
+def test_what_falls_once_more_after_a_blow_up_is_not_the_minimum() -> None:
+    x = np.linspace(0, 1, 90)
+    first = np.interp(x, [0, 0.5, 0.65, 0.72, 0.78], [9.0, 8.5, 1.0, 18.0, 2.0])
+    loss = np.where(x > 0.8, 0.5 + 400 * (x - 0.8) ** 2, first)
+    loss += 0.3 * np.random.default_rng(6).standard_normal(90)
+    lr = np.geomspace(1e-6, 10, 90)
+    reading = read_curves([Curve(lr, loss)])
+    assert reading.outcome is Outcome.DESCENT
+    assert reading.ceiling is not None
+    assert reading.ceiling.lr < lr[62]
+
+
+def test_a_bump_on_the_way_down_is_not_a_blow_up() -> None:
+    bump = 0.7 * np.exp(-(((np.log10(LR) + 2.2) / 0.25) ** 2))
+    noise = 0.02 * np.random.default_rng(7).standard_normal(100)
+    reading = read_curves([Curve(LR, valley(LR) + bump + noise)])
+    assert reading.ceiling is not None
+    assert 0.17 < reading.ceiling.lr < 0.57

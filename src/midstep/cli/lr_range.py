@@ -33,7 +33,7 @@ Updates: TypeAlias = Annotated[
     int,
     typer.Option(
         metavar="N",
-        help="Updates of a sweep, one a rate. With momentum take 30 a decade.",
+        help="Updates of a sweep, one a rate; more give lower bounds.",
         rich_help_panel=_SWEEP,
     ),
 ]
@@ -67,7 +67,7 @@ def lr_range(  # noqa: PLR0917 - an option of the command is an argument here
     recipe: given.NamedRecipe,
     start: Start = 1e-6,
     end: End = 10.0,
-    updates: Updates = 200,
+    updates: Updates = 100,
     repeats: Repeats = 1,
     linear: Linear = False,
     size: given.Size = None,

@@ -84,10 +84,13 @@ def find_bounds(lr: Floats, loss: Floats, *, is_broken: bool, line: LocalLine) -
     # So that the blow-up does not leak back into the fall.
     y = np.minimum(y, start + 2 * max(start - float(y.min()), _SURE * sigma))
     v = line.value(y)
-    best = int(np.argmin(v))
+    best = _minimum(v, start)
     depth = start - float(v[best]) if best >= num_flat else 0.0
     error = sigma * math.hypot(1.25 / num_flat**0.5, line.noise_gain(best))
-    error *= _inflation(y[: best + 1] - v[: best + 1])
+    # Where the curve is flat: a line misses a steep fall by errors that resemble each other, too.
+    flat = _last(v[:best] > start - depth / 4) + 1
+    noise = slice(None, flat if flat >= MIN_POINTS else best + 1)
+    error *= _inflation(y[noise] - v[noise])
     num_sigmas = depth / error if error else math.inf * depth
     if not num_sigmas >= _SURE:
         return _without_descent(v, start, sigma, error, is_broken, smooth=v)
@@ -108,6 +111,19 @@ def find_bounds(lr: Floats, loss: Floats, *, is_broken: bool, line: LocalLine) -
     return Indices(
         Outcome.DESCENT, lower, min(steepest, upper), upper, ceiling, kind, num_sigmas, v
     )
+
+
+def _minimum(v: Floats, start: float) -> int:
+    """Find the lowest point before the curve has come back to where it began.
+
+    What falls once more after a blow-up is luck. A bump on the way down is not a blow-up.
+    """
+    best = int(np.argmin(v))
+    if not v[best] < start:
+        return best
+    fallen = int(np.argmax(v < (start + v[best]) / 2))
+    back = _first_run(v[fallen:best] > start)
+    return best if back is None else int(np.argmin(v[: fallen + back]))
 
 
 def _without_descent(

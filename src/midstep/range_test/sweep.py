@@ -79,7 +79,7 @@ def lr_range(
     count: Count | None = None,
     start_lr: float = 1e-6,
     end_lr: float = 10.0,
-    num_updates: int = 200,
+    num_updates: int = 100,
     linear: bool = False,
     repeats: int = 1,
     on_point: Callable[[int, float, float], None] | None = None,
@@ -97,7 +97,7 @@ def lr_range(
     What it finds is a search interval and no optimum: a range test reads stability over a few
     hundred updates from one start. Weights, optimizer, scale, clip statistics, clocks, random
     streams, place in the data and gradients are put back to the last bit, also after an error or
-    Ctrl-C. With momentum take at least 30 updates a decade.
+    Ctrl-C. More updates give lower bounds: more of the fall is done before.
 
     Costs at most `repeats * num_updates` updates, and a copy of weights and optimizer state.
 
