@@ -123,6 +123,19 @@ def test_gradients_are_measured_together_as_far_as_they_may_wait(
     assert sum(seen) == 8
 
 
+def test_a_compiled_model_is_measured_and_not_compiled_again() -> None:
+    model, batches = classifier(), pairs(4, 4)
+    wanted = own_norms(model, batches)
+    compiled = torch.compile(model, backend="aot_eager")
+    updater = ms.Updater(
+        compiled, torch.optim.SGD(model.parameters(), lr=0.0), observers=[Microbatches(every=2)]
+    )
+    updater.update(batches, loss_sum, count=ms.targets())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        extra = updater.update(batches, loss_sum, count=ms.targets()).extra
+    assert extra["microbatch_grad_norms"] == pytest.approx(wanted, rel=1e-12)
+
+
 def test_several_terms_are_measured_together() -> None:
     model, batches = classifier(), pairs(3, 9)
 
