@@ -29,7 +29,7 @@ class OpenWindow(Protocol):
         ...
 
     @property
-    def unit(self) -> float:
+    def unit(self) -> float | Tensor:
         """What `.grad` must be multiplied by to be the gradient of the mean loss, unscaled."""
         ...
 
@@ -123,7 +123,7 @@ class Tap:
         self._waiting.update(self._partial)
         self._measure()
         norm = _joint(list(self._norms.values()))
-        unit = self._window.unit * denominator / count / self._rank_factor if count else 0.0
+        unit = float(self._window.unit) * denominator / count / self._rank_factor if count else 0.0
         while len(self.flows) < index:  # microbatches that were left out
             self.flows.append(Flow(0, None, 0.0))
         self.flows.append(Flow(count, norm, unit))
