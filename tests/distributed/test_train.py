@@ -42,8 +42,10 @@ def weights_of(folder: Path) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "parallel"),
+    [*((way, "ddp") for way in WAYS), ("a window that does not divide", "fsdp")],
+)
 def test_the_run_is_that_of_one_process(way: str, parallel: str, tmp_path: Path) -> None:
     recipe = tiny.write(tmp_path / "tiny.py", PLAIN)
     options = (recipe, *WAYS[way], "--evaluate-every", 7)
