@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import faulthandler
+import gc
 import importlib.util
 import inspect
 import multiprocessing
@@ -181,6 +182,7 @@ def _let_go(pipes: list[Connection], found: dict[int, Outcome]) -> None:
 def _rank(  # noqa: PLR0917 - the body of one process
     rank: int, size: int, pipe: Connection, call: bytes, log: str, seconds: float, has_group: bool
 ) -> None:
+    gc.freeze()  # what the server imported is never garbage, and looking would copy its pages
     stderr = os.open(log, os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(stderr, 2)
     faulthandler.dump_traceback_later(max(1.0, seconds - 5.0), file=stderr)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 import torch
 from distributed.commands import PLAIN, assert_same_run, train, trained
+from distributed.processes import run
 
 import midstep as ms
 from midstep.checkpoint import load
@@ -38,8 +42,10 @@ def weights_of(folder: Path) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("way", "parallel"),
+    [*((way, "ddp") for way in WAYS), ("a window that does not divide", "fsdp")],
+)
 def test_the_run_is_that_of_one_process(way: str, parallel: str, tmp_path: Path) -> None:
     recipe = tiny.write(tmp_path / "tiny.py", PLAIN)
     options = (recipe, *WAYS[way], "--evaluate-every", 7)
@@ -103,10 +109,12 @@ def test_each_row_is_read_once_a_pass_by_one_rank(has_generator: bool, tmp_path:
 
 def stopped(recipe: Path, folder: Path, *options: object, size: int, rank: int = 0) -> int:
     """Ask one rank to stop, in its sixth forward, and give the number of updates that were made."""
-    text = recipe.read_text()
+    text = changed = recipe.read_text()
     asks = "os.kill(os.getpid(), signal.SIGTERM)"
     action = f"os.environ.get('RANK', '0') == '{rank}' and {asks}"
-    tiny.write(recipe, PLAIN, tiny.at_microbatch(6, action), tiny.COUNTING)
+    for old, new in (tiny.at_microbatch(6, action), tiny.COUNTING):
+        changed = changed.replace(old, new)
+    recipe.write_text(changed)
     arguments = (recipe, "--out", folder, *options)
     if size == 1:
         codes = [tiny.run("train", *arguments)]
@@ -127,7 +135,9 @@ def stopped(recipe: Path, folder: Path, *options: object, size: int, rank: int =
 def test_a_run_goes_on_with_another_number_of_ranks(
     before: tuple[str, int], after: tuple[str, int], tmp_path: Path
 ) -> None:
-    recipe = tiny.write(tmp_path / "tiny.py", PLAIN)
+    # One of them draws its order from the global stream.
+    changes = [PLAIN, *([OWN_ORDER] if before[1] == 1 else [])]
+    recipe = tiny.write(tmp_path / "tiny.py", *changes)
     straight, broken = tmp_path / "straight", tmp_path / "broken"
     options = ("--size", 3, "--evaluate-every", 20)
     assert tiny.run("train", recipe, "--out", straight, *options) == 0
@@ -215,6 +225,17 @@ def test_what_goes_wrong_on_one_rank_is_one_line_of_the_first(name: str, tmp_pat
     assert said[1].err == ""
 
 
+def test_when_the_first_rank_is_killed_the_next_says_so(tmp_path: Path) -> None:
+    kills = "os.environ['RANK'] == '0' and os.kill(os.getpid(), signal.SIGKILL)"
+    recipe = tiny.write(tmp_path / "tiny.py", tiny.at_microbatch(3, kills), tiny.COUNTING)
+    options = ("--parallel", "ddp", "--size", 3, "--save-every", 1)
+    _, *others = train(recipe, "--out", tmp_path / "run", *options, size=3)
+    assert [each.code for each in others] == [2, 2]
+    assert others[0].err.startswith("midstep: Rank 0 is gone without a word")
+    assert "The run is saved as it was after 1 updates" in others[0].err, others[0].err
+    assert others[1].err == ""
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -251,3 +272,28 @@ def test_parallel_in_one_process_says_how_to_start_several(
     line = tiny.one_line(capsys)
     assert "torchrun --nproc-per-node 2 -m midstep train" in line
     assert list(tmp_path.iterdir()) == []
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "many-machines.md"
+
+
+def script_of_the_page() -> dict[str, Any]:
+    code = re.findall(r"```python title=\"train\.py\"\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    names: dict[str, Any] = {"__name__": "train"}
+    exec(code, names)
+    return names
+
+
+def run_the_page(rank: int, size: int) -> ms.UpdateRecord:
+    os.environ |= {"RANK": f"{rank}", "WORLD_SIZE": f"{size}"}  # and a process group, as Ray makes
+    with contextlib.redirect_stdout(io.StringIO()):
+        return script_of_the_page()["main"](steps=6)
+
+
+def test_the_script_of_the_page_is_the_run_of_one_process_on_two() -> None:
+    wanted = script_of_the_page()["main"](steps=6)
+    for found in run(run_the_page, size=2):
+        assert found.step == 6
+        assert found.loss_mean == pytest.approx(wanted.loss_mean, rel=1e-6)
+        assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-6)
+        assert found.denominators == wanted.denominators

@@ -72,7 +72,7 @@ class Launch:
         return cls(
             rank=numbers["RANK"],
             num_ranks=numbers["WORLD_SIZE"],
-            local_rank=numbers.get("LOCAL_RANK", numbers["RANK"]),
+            local_rank=numbers.get("LOCAL_RANK", 0),
             num_local=numbers.get("LOCAL_WORLD_SIZE", 1),
             is_by_torchrun="TORCHELASTIC_RUN_ID" in environment,
             is_together=True,

@@ -107,6 +107,8 @@ class World:
             if isinstance(error, RuntimeError) and _is_of_a_collective(error):
                 failure = board.explained(error)
             if failure is not None and isinstance(error, RuntimeError):
+                for note in getattr(error, "__notes__", ()):
+                    failure.add_note(note)
                 raise failure from error
             board.post(f"{type(error).__name__}: {error}")
             raise

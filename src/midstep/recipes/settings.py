@@ -19,6 +19,7 @@ from ..precision import Precision
 from ..updater import Updater
 from .observing import default_observers, every_observer
 from .recipe import Recipe
+from .share import require_turns
 from .spread import Spread
 
 __all__ = ["Settings", "make_updater"]
@@ -77,14 +78,14 @@ def make_updater(recipe: Recipe, settings: Settings, spread: Spread | None = Non
         TypeError: The recipe's optimizer is none that steps on `.grad`.
     """
     spread = spread or Spread()
-    way = cutting_of(  # now: refused before anything is written
+    cutting_of(  # now: refused before anything is written
         size=settings.size,
         rows=settings.rows,
         targets=settings.targets,
         drop_tail=False,
         count=recipe.count,
     )
-    spread.share(recipe.train, way, settings.size, seed=settings.seed)
+    require_turns(settings.size, spread.num_ranks)
     model = spread.wrap(recipe.model, seed=settings.seed)
     return Updater(
         model,
