@@ -20,7 +20,7 @@ TIERS = (
     ("defects", "findings", "clock", "terms"),
     ("snapshot", "sinks", "batches", "stream", "losses"),
     ("ranks",),
-    ("gradients", "cutting", "cursor", "tally", "seeds", "forward"),
+    ("gradients", "cutting", "cursor", "tally", "seeds", "accumulation", "forward"),
     (
         "window",
         "counts",
