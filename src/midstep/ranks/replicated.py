@@ -70,6 +70,7 @@ class DataParallel:
         Costs what DDP hides behind that backward.
         """
         self._is_wide = True
+        self._stand_in = []
         self.seed_factor = 1.0
         return ()
 
@@ -111,8 +112,6 @@ class DataParallel:
 
     def claims(self) -> list[float]:
         """Say whether a batch of this rank has used the parameter that stands in for a batch."""
-        if self._is_wide:
-            return []
         return [float(self._is_stand_in_used)] if self._stand_in else []
 
     def settle(self, sums: Sequence[float]) -> None:
