@@ -20,7 +20,7 @@ TIERS = (
     ("findings", "clock", "terms"),
     ("pictures", "snapshot", "sinks", "batches", "stream", "losses", "reference"),
     ("ranks",),
-    ("gradients", "cutting", "cursor", "tally", "seeds", "forward"),
+    ("gradients", "cutting", "cursor", "tally", "seeds", "accumulation", "forward"),
     (
         "window",
         "counts",
