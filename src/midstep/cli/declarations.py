@@ -61,8 +61,8 @@ RecipeName: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE",
-        help="A built-in recipe (language), or a .py file that defines recipe(seed) and returns a "
-        "midstep.Recipe. Not needed with --resume.",
+        help="A built-in recipe (language, digits or pairs), or a .py file that defines "
+        "recipe(seed) and returns a midstep.Recipe. Not needed with --resume.",
         show_default=False,
     ),
 ]

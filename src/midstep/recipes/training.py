@@ -118,6 +118,7 @@ class Training:
             self.folder.records(),
             held_out=measured[-1] if measured else None,
             baselines=self.recipe.baselines,
+            notes=self.recipe.notes,
         )
 
     def _run_pass(self) -> None:
