@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     from midstep.records import UpdateRecord, Verdict
     from midstep.sinks import JsonLines
     from midstep.updater import Updater
+    from midstep.verifying import Certificate, verify
     from midstep.window import Window
 
 __version__ = "0.1.0"
@@ -88,6 +89,8 @@ _PUBLIC = {
     "save": "checkpoint",
     "load": "checkpoint",
     "Recipe": "recipes.recipe",
+    "verify": "verifying",
+    "Certificate": "verifying",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
     "NonFiniteGradient": "errors",
@@ -132,6 +135,8 @@ __all__ = [
     "save",
     "load",
     "Recipe",
+    "verify",
+    "Certificate",
     "MidstepError",
     "EmptyWindow",
     "NonFiniteGradient",

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["cut_rows", "num_rows"]
+__all__ = ["cut_rows", "num_rows", "take_rows"]
 
 Batch = TypeVar("Batch")
 
@@ -86,7 +86,27 @@ def cut_rows(batch: Batch, rows: int) -> list[Batch]:
     total = num_rows(batch)
     if total <= rows:
         return [batch]
-    return [_slice(batch, total, start, start + rows) for start in range(0, total, rows)]
+    return [_taken(batch, total, slice(i, i + rows)) for i in range(0, total, rows)]
+
+
+def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Take some rows of a batch, in any order and as often as they are named. Copies them.
+
+    Args:
+        batch: Any nesting the module docstring names.
+        rows: Their positions.
+
+    Raises:
+        ValueError: It holds nothing with rows, its parts disagree, or it can be read in two ways.
+        TypeError: It holds something that cannot be cut along rows.
+
+    Example:
+        >>> import torch
+        >>> take_rows({"x": torch.arange(5), "captions": list("abcde")}, [4, 0])
+        {'x': tensor([4, 0]), 'captions': ['e', 'a']}
+    """
+    taken: Batch = _taken(batch, num_rows(batch), list(rows))
+    return taken
 
 
 class _Place(NamedTuple):
@@ -154,20 +174,22 @@ def _is_column(place: _Place, rows: int) -> bool:
     return place.as_items == rows and place.as_parts != rows
 
 
-def _slice(batch: Any, total: int, start: int, stop: int) -> Any:
+def _taken(batch: Any, total: int, rows: slice | list[int]) -> Any:
     if _is_array(batch):
-        return batch[start:stop] if batch.shape else batch
+        return batch[rows] if batch.shape else batch
     listing = _listing(batch, "")
     if listing is not None and _is_column(listing, total):
-        return batch[start:stop]
+        if isinstance(rows, slice):
+            return batch[rows]
+        return type(batch)(batch[row] for row in rows)
     if isinstance(batch, Mapping):
         return _rebuild_mapping(
-            batch, {key: _slice(value, total, start, stop) for key, value in batch.items()}
+            batch, {key: _taken(value, total, rows) for key, value in batch.items()}
         )
     parts = _children(batch)
     if parts is None:
         return batch
-    pieces = {name: _slice(value, total, start, stop) for name, value in parts}
+    pieces = {name: _taken(value, total, rows) for name, value in parts}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*pieces.values())
     if isinstance(batch, (tuple, list)):
