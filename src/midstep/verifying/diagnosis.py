@@ -43,14 +43,14 @@ def reasons_of(
     for c in failed:
         findings.notes.append(f"The cut `{c.cut}` could not be run: {c.failed}")
     cuts = [cut for cut in examination.cuts if cut.name in results]
-    if not any(not c.equal and not c.failed for c in compared):
+    if not examination.repeats:
+        findings.reasons.append(_NOT_REPEATABLE)
+        return findings
+    if examination.update_repeats and not any(not c.equal and not c.failed for c in compared):
         findings.reasons.append(_size(failed))
         return findings
     if all(c.worst <= 1 for c in compared if not c.failed):
         findings.reasons.append(_update(examination, compared))
-        return findings
-    if not examination.repeats():
-        findings.reasons.append(_NOT_REPEATABLE)
         return findings
     held = _hold(examination, cuts, compared, findings)
     if held is None:
@@ -112,17 +112,19 @@ def _meet(examination: Examination, cuts: list[Cut], held: Held, findings: Findi
             first, second = (next(iter(c.values())) for c in counts if c)
             if first + second:
                 shares.append(first / (first + second))
-        return first_meeting(run, subject.num_rows, lent.rewind, shares)
+        return first_meeting(lent.model, run, subject.num_rows, lent.rewind, shares)
 
     lent.rewind()
     layers = crossing_layers(lent.model, run, subject.num_rows)
     lent.rewind()
     where = meeting()
+    modules = dict(lent.model.named_modules())
+    if not layers and where is not None and where.module is not None:
+        layers = [Crossing(where.module, type(modules[where.module]).__name__, where.moved)]
     if not layers:
         if where is not None:
             findings.reasons.append(_loss(where, crossing_terms(examination, held)))
         return
-    modules = dict(lent.model.named_modules())
     with lent.frozen([modules[layer.name] for layer in layers]):
         again = Examination(subject, None)
         is_back = all(again.compare(cut, held)[0].equal for cut in cuts)
@@ -152,12 +154,14 @@ def _size(failed: list[Comparison]) -> Reason:
 
 def _update(examination: Examination, compared: list[Comparison]) -> Reason:
     worst = max(c.update_worst or 0.0 for c in compared)
-    repeats = examination.updates_repeat()
+    shown = (
+        f"the weights after the next update are not ({worst:.2g} x the bound)"
+        if examination.update_repeats
+        else "and the same gradient does not even make the same update twice"
+    )
     return Reason(
         kind=ReasonKind.UPDATE,
-        what=f"the gradients are equal, the weights after the next update are not ({worst:.2g} x "
-        f"the bound); the same gradient {'makes' if repeats else 'does not even make'} the same "
-        "update twice",
+        what=f"the gradients are equal, {shown}",
         why="What differs is made by the optimizer or the clip rule, not by the cut.",
         remedy="Look for randomness in the step, or a rule with a jump at this gradient.",
     )

@@ -9,16 +9,18 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import linecache
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .layers import relative_move, rows_dim
@@ -38,11 +40,15 @@ class Meeting:
         operation: Its name in torch.
         place: File and line of the code that called it; empty when there is none outside torch.
         code: That line.
+        module: The innermost module whose forward it is in; None outside of the model.
+        moved: How far its result moved, as a share of the largest entry.
     """
 
     operation: str
     place: str
     code: str
+    module: str | None
+    moved: float
 
 
 @dataclasses.dataclass(slots=True)
@@ -50,21 +56,45 @@ class _Step:
     operation: str
     outputs: list[Tensor]
     place: tuple[str, int]
+    module: str | None
 
 
 class _Trace:
     def __init__(self) -> None:
         self.steps: list[_Step] = []
+        self._inside: list[str] = []
+
+    @contextlib.contextmanager
+    def within(self, model: nn.Module) -> Iterator[None]:
+        """Know in which module each operation is."""
+        handles = []
+        try:
+            for name, module in model.named_modules():
+                enter = functools.partial(self._enter, name)
+                handles.append(module.register_forward_pre_hook(enter, prepend=True))
+                handles.append(module.register_forward_hook(self._leave, always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, name: str, *_: object) -> None:
+        self._inside.append(name)
+
+    def _leave(self, *_: object) -> None:
+        self._inside.pop()
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not func.is_view:
             outputs = [t.detach().clone() for t in tree_leaves(result) if isinstance(t, Tensor)]
-            self.steps.append(_Step(func.overloadpacket.__name__, outputs, _caller()))
+            module = self._inside[-1] if self._inside else None
+            self.steps.append(_Step(func.overloadpacket.__name__, outputs, _caller(), module))
         return result
 
 
 def first_meeting(
+    model: nn.Module,
     run: Callable[[list[int]], object],
     num_rows: int,
     rewind: Callable[[], None],
@@ -75,6 +105,7 @@ def first_meeting(
     Costs four or five forwards, and the memory of every intermediate result of each.
 
     Args:
+        model: Whose modules are named.
         run: Computes the loss of some rows.
         num_rows: Rows of the batch.
         rewind: Called before each run, so that all draw the same.
@@ -84,7 +115,7 @@ def first_meeting(
     def traced(rows: list[int]) -> list[_Step]:
         rewind()
         trace = _Trace()
-        with torch.no_grad(), seen_by(trace):
+        with torch.no_grad(), trace.within(model), seen_by(trace):
             run(rows)
         return trace.steps
 
@@ -104,8 +135,8 @@ def first_meeting(
             dim, many = spot
             kept = slice(half * many, None)
             old_part = old.movedim(dim, 0)[kept]
-            if relative_move(old_part, new.movedim(dim, 0)[kept]):
-                return _meeting(step)
+            if moved := relative_move(old_part, new.movedim(dim, 0)[kept]):
+                return _meeting(step, moved)
     return _first_number(whole, traced(rows[:half]), traced(rows[half:]), shares)
 
 
@@ -121,17 +152,20 @@ def _first_number(
                 continue
             ways = [a + b, *(share * a + (1 - share) * b for share in (0.5, *shares))]
             is_shared = not relative_move(all_of_it, a) and not relative_move(all_of_it, b)
-            if not is_shared and all(relative_move(all_of_it, way) for way in ways):
-                return _meeting(step)
+            moves = [relative_move(all_of_it, way) for way in ways]
+            if not is_shared and all(moves):
+                return _meeting(step, min(moves))
     return None
 
 
-def _meeting(step: _Step) -> Meeting:
+def _meeting(step: _Step, moved: float) -> Meeting:
     file, line = step.place
     return Meeting(
         operation=step.operation,
         place=f"{file}:{line}" if file else "",
         code=linecache.getline(file, line).strip() if file else "",
+        module=step.module,
+        moved=moved,
     )
 
 

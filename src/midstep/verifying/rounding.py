@@ -50,7 +50,7 @@ class Moved:
         """Run one operation on moved inputs."""
         if not _rounds(func):
             return func(*args, **kwargs)
-        written = _written(func, args)
+        written = _written(func, args, kwargs)
         leaves, form = tree_flatten((args, kwargs))
         floats = [leaf for leaf in leaves if _is_real(leaf)]
         if not floats:
@@ -102,24 +102,32 @@ def _rounds(func: Any) -> bool:
     return func.overloadpacket.__name__ not in _EXACT
 
 
+# They hand on, choose or compare, and round nothing. Some are differentiated by asking which input
+# equals the result, which no moved copy would.
 _EXACT = frozenset(
     {
         *("clone", "copy_", "detach", "_unsafe_view", "zero_", "fill_", "cat", "stack", "index"),
         *("gather", "index_select", "embedding", "max_pool2d_with_indices", "sort", "topk"),
-        *("argmax", "argmin", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "where"),
+        *("max_pool3d_with_indices", "adaptive_max_pool2d", "max", "min", "amax", "amin"),
+        *("aminmax", "maximum", "minimum", "median", "nanmedian", "kthvalue", "mode", "cummax"),
+        *("cummin", "clamp", "clamp_", "clamp_min", "clamp_max", "unique", "unique_consecutive"),
+        *("argmax", "argmin", "argsort", "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf"),
         *("empty_like", "zeros_like", "ones_like", "full_like", "new_zeros", "new_empty", "roll"),
-        *("new_full", "new_ones", "_local_scalar_dense", "neg", "abs", "sign", "flip"),
+        *("new_full", "new_ones", "_local_scalar_dense", "neg", "abs", "sign", "flip", "where"),
         *("masked_fill", "masked_fill_", "relu", "relu_", "threshold_backward", "is_nonzero"),
+        *("nonzero", "equal", "round", "floor", "ceil", "trunc", "repeat", "_to_dense"),
     }
 )
 
 
-def _written(func: Any, args: tuple[Any, ...]) -> set[int]:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
     """What an operation writes to: a moved copy of it would catch the result."""
+    arguments = func._schema.arguments  # noqa: SLF001 - nothing else says what is written
+    values = {a.name: value for a, value in zip(arguments, args, strict=False)} | kwargs
     found: set[int] = set()
-    for argument, value in zip(func._schema.arguments, args, strict=False):  # noqa: SLF001 - the schema says what is written
+    for argument in arguments:
         if argument.alias_info is not None and argument.alias_info.is_write:
-            found |= {id(leaf) for leaf in tree_leaves(value)}
+            found |= {id(leaf) for leaf in tree_leaves(values.get(argument.name))}
     return found
 
 
