@@ -17,9 +17,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["cut_rows", "num_rows", "take_rows"]
+__all__ = ["cut_rows", "join_rows", "num_rows", "take_rows"]
 
 Batch = TypeVar("Batch")
 
@@ -109,6 +110,23 @@ def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     return taken
 
 
+def join_rows(batches: Sequence[Batch]) -> Batch:
+    """Join batches of one form into one, the inverse of cutting. Copies them.
+
+    Args:
+        batches: At least one. What is not cut along rows must be the same in all of them.
+
+    Raises:
+        ValueError: Their tensors differ in another dimension than the rows, or in what is shared.
+
+    Example:
+        >>> import torch
+        >>> join_rows([{"x": torch.arange(2), "y": ["a", "b"]}, {"x": torch.arange(1), "y": ["c"]}])
+        {'x': tensor([0, 1, 0]), 'y': ['a', 'b', 'c']}
+    """
+    return _joined(batches, [num_rows(batch) for batch in batches], "")  # type: ignore[no-any-return]
+
+
 class _Place(NamedTuple):
     """A tensor or a list somewhere in a batch, and how many rows it has in each reading.
 
@@ -189,7 +207,43 @@ def _taken(batch: Any, total: int, rows: slice | list[int]) -> Any:
     parts = _children(batch)
     if parts is None:
         return batch
-    pieces = {name: _taken(value, total, rows) for name, value in parts}
+    return _rebuild(batch, {name: _taken(value, total, rows) for name, value in parts})
+
+
+def _joined(batches: Sequence[Any], totals: Sequence[int], path: str) -> Any:
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if _is_array(first) and first.shape:
+        if len({tuple(batch.shape[1:]) for batch in batches}) > 1:
+            shapes = ", ".join(f"{list(batch.shape)}" for batch in batches)
+            raise ValueError(
+                f"`{path or 'batch'}` has the shapes {shapes}, which differ in more than the rows, "
+                "so they cannot be joined. Pad them to one length."
+            )
+        return torch.cat(list(batches)) if isinstance(first, torch.Tensor) else _stacked(batches)
+    listing = _listing(first, "")
+    if listing is not None and _is_column(listing, totals[0]):
+        return type(first)(item for batch in batches for item in batch)
+    parts = [dict(_children(batch) or ()) for batch in batches]
+    if not parts[0]:
+        return first
+    joined = {
+        name: _joined([part[name] for part in parts], totals, f"{path}.{name}" if path else name)
+        for name in parts[0]
+    }
+    if isinstance(first, Mapping):
+        return _rebuild_mapping(first, {key: joined[str(key)] for key in first})
+    return _rebuild(first, joined)
+
+
+def _stacked(batches: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(list(batches))
+
+
+def _rebuild(batch: Any, pieces: dict[str, Any]) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*pieces.values())
     if isinstance(batch, (tuple, list)):

@@ -15,6 +15,7 @@ import typer
 from .. import __version__
 from .failures import FINE, fail, period
 from .train import train
+from .verify import verify
 
 __all__ = ["main", "run"]
 
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(verify)
 
 
 def _print_version(wanted: bool) -> None:

@@ -170,7 +170,7 @@ class Certificate:
         return json.dumps(_plain(dataclasses.asdict(self)), allow_nan=False, indent=2)
 
     def __str__(self) -> str:
-        lines = [f"{self.outcome.upper()}: {self.summary}", ""]
+        lines = [*textwrap.wrap(f"{self.outcome.upper()}: {self.summary}", _WIDTH), ""]
         lines += _entry("set-up", self._set_up())
         lines += ["", *self._table()]
         if self.controls and self.outcome is not Outcome.NOT_EQUAL:

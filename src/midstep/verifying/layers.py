@@ -179,11 +179,11 @@ def _moved(
     leaves, form = tree_flatten(inputs)
     if len(leaves) != len(shapes[0]):
         return 0.0
-    spots = [rows_dim(t, shape, num_rows) for t, shape in zip(leaves, shapes[0], strict=True)]
-    if all(spot is None for spot in spots):
+    spots = [rows_dims(t, shape, num_rows) for t, shape in zip(leaves, shapes[0], strict=True)]
+    if not any(spots):
         return 0.0
     pairs = zip(leaves, spots, strict=True)
-    replaced = [t if spot is None else _taken(t, spot, source) for t, spot in pairs]
+    replaced = [taken(t, spot, source) if spot else t for t, spot in pairs]
     try:
         found = tree_leaves(again(tree_unflatten(replaced, form)))
     except Exception:  # noqa: BLE001 - a module that refuses these inputs says nothing about rows
@@ -193,22 +193,25 @@ def _moved(
         return 0.0
     moves = [0.0]
     for old, new, shape in zip(due, found, shapes[1], strict=True):
-        spot = rows_dim(old, shape, num_rows)
-        if spot is not None and isinstance(new, Tensor) and new.shape == old.shape:
-            moves.append(
-                relative_move(_taken(old, spot, list(kept)), _taken(new, spot, list(kept)))
-            )
+        spot = rows_dims(old, shape, num_rows)
+        if spot and isinstance(new, Tensor) and new.shape == old.shape:
+            before, after = (taken(t, spot, list(kept)) for t in (old, new))
+            moves.append(relative_move(before, after))
     return max(moves)
 
 
-def rows_dim(leaf: Any, shape_of_more: Any, num_rows: int) -> tuple[int, int] | None:
-    """Find the dimension that grew with one row more, and how many entries a row has along it."""
+def rows_dims(leaf: Any, shape_of_more: Any, num_rows: int) -> list[tuple[int, int]]:
+    """Find the dimensions that grew with one row more, and how many entries a row has along each.
+
+    Two of them are a table of each row against each: an entry of it belongs to two rows.
+    """
     if not isinstance(leaf, Tensor) or shape_of_more is None or leaf.ndim != len(shape_of_more):
-        return None
-    for dim, (size, more) in enumerate(zip(leaf.shape, shape_of_more, strict=True)):
-        if size != more and size % num_rows == 0 and more == size // num_rows * (num_rows + 1):
-            return dim, size // num_rows
-    return None
+        return []
+    return [
+        (dim, size // num_rows)
+        for dim, (size, more) in enumerate(zip(leaf.shape, shape_of_more, strict=True))
+        if size != more and size % num_rows == 0 and more == size // num_rows * (num_rows + 1)
+    ]
 
 
 def relative_move(old: Tensor, new: Tensor) -> float:
@@ -224,13 +227,14 @@ def relative_move(old: Tensor, new: Tensor) -> float:
     return moved / largest
 
 
-def _taken(tensor: Tensor, spot: tuple[int, int], rows: list[int]) -> Tensor:
-    dim, many = spot
-    moved = tensor.movedim(dim, 0)
-    rest = moved.shape[1:]
-    num = moved.shape[0] // many
-    picked = moved.reshape(num, many, *rest)[rows]
-    return picked.reshape(len(rows) * many, *rest).movedim(0, dim)
+def taken(tensor: Tensor, spots: list[tuple[int, int]], rows: list[int]) -> Tensor:
+    """Take some rows of a tensor, along every dimension that has them."""
+    for dim, many in spots:
+        moved = tensor.movedim(dim, 0)
+        rest = moved.shape[1:]
+        picked = moved.reshape(moved.shape[0] // many, many, *rest)[rows]
+        tensor = picked.reshape(len(rows) * many, *rest).movedim(0, dim)
+    return tensor
 
 
 def _shapes(nested: Any) -> list[Any]:

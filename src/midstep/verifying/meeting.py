@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .layers import relative_move, rows_dim
+from .layers import relative_move, rows_dims, taken
 from .operations import seen_by
 
 __all__ = ["Meeting", "first_meeting"]
@@ -120,7 +120,7 @@ def first_meeting(
         return trace.steps
 
     half = num_rows // 2
-    rows = list(range(num_rows))
+    rows, kept = list(range(num_rows)), list(range(half, num_rows))
     whole, more = traced(rows), traced([*rows, 0])
     replaced = traced([*(half + i % (num_rows - half) for i in range(half)), *rows[half:]])
     if [s.operation for s in whole] != [s.operation for s in more]:
@@ -129,13 +129,10 @@ def first_meeting(
         if step.operation != other.operation:
             return None
         for old, big, new in zip(step.outputs, longer.outputs, other.outputs, strict=False):
-            spot = rows_dim(old, big.shape, num_rows)
-            if spot is None or old.shape != new.shape:
+            spots = rows_dims(old, big.shape, num_rows)
+            if not spots or old.shape != new.shape:
                 continue
-            dim, many = spot
-            kept = slice(half * many, None)
-            old_part = old.movedim(dim, 0)[kept]
-            if moved := relative_move(old_part, new.movedim(dim, 0)[kept]):
+            if moved := relative_move(taken(old, spots, kept), taken(new, spots, kept)):
                 return _meeting(step, moved)
     return _first_number(whole, traced(rows[:half]), traced(rows[half:]), shares)
 
