@@ -30,9 +30,15 @@ class Restless(nn.Module):
         self.constant = torch.tensor([1.5])
         self.stream = torch.Generator().manual_seed(5)
         self.calls = 0
+        self.is_watched = False
+        self.history: list[int] = []
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
+        self.history.append(self.calls)
+        if not self.is_watched:
+            self.is_watched = True
+            self.drop.register_forward_hook(lambda *_: None)
         self.last = x.detach()
         self.seen = self.seen + len(x)
         self.frozen.train()
@@ -72,7 +78,7 @@ def everything(model: Restless, optimizer: torch.optim.Optimizer, clip: Any) -> 
             {k: id(v) for k, v in vars(module).items() if not isinstance(v, (bool, int))}
             for module in model.modules()
         ],
-        "calls": model.calls,
+        "calls": (model.calls, list(model.history), model.is_watched),
         "hooks": [
             (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
             for m in model.modules()

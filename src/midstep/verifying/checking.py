@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -99,8 +100,10 @@ def verify(
     model = _unwrapped(model)
     try:
         return _verified(model, batch, loss, count, optimizer, clip, double=True)
-    except _NotInDouble:
-        return _verified(model, batch, loss, count, optimizer, clip, double=False)
+    except _NotInDouble as refusal:
+        found = _verified(model, batch, loss, count, optimizer, clip, double=False)
+        note = f"Not computed in float64, where the batch does not run: {refusal}"
+        return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 class _NotInDouble(Exception):
@@ -132,7 +135,7 @@ def _try(subject: Subject) -> None:
         subject.lent.rewind()
         subject.forward(range(subject.num_rows))
     except Exception as error:
-        raise _NotInDouble from error
+        raise _NotInDouble(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _check(subject: Subject) -> None:

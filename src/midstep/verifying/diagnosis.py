@@ -15,6 +15,7 @@ from .examination import Accumulated, Examination, Held
 from .layers import Crossing, crossing_layers
 from .meeting import Meeting, first_meeting
 from .numbers import crossing_terms, number_reasons
+from .scale import countable
 from .subject import Cut
 
 __all__ = ["reasons_of"]
@@ -105,20 +106,17 @@ def _meet(examination: Examination, cuts: list[Cut], held: Held, findings: Findi
     def run(rows: list[int]) -> object:
         return subject.forward(rows)
 
-    def meeting() -> Meeting | None:
-        counts = [examination.subject.counts(rows) for rows in _halves(subject.num_rows)]
-        shares = [len(_halves(subject.num_rows)[0]) / subject.num_rows]
-        if all(counts):
-            first, second = (next(iter(c.values())) for c in counts if c)
-            if first + second:
-                shares.append(first / (first + second))
-        return first_meeting(lent.model, run, subject.num_rows, lent.rewind, shares)
+    def meeting(sound: set[str]) -> Meeting | None:
+        return first_meeting(
+            lent.model, run, subject.num_rows, lent.rewind, shares=shares, sound=sound
+        )
 
-    lent.rewind()
-    layers = crossing_layers(lent.model, run, subject.num_rows)
-    lent.rewind()
-    where = meeting()
+    shares = _first_half_shares(examination)
     modules = dict(lent.model.named_modules())
+    lent.rewind()
+    layers, judged = crossing_layers(lent.model, run, subject.num_rows)
+    # Where everything is sound by itself, the operations inside get their say after all.
+    where = meeting(judged - {layer.name for layer in layers}) or meeting(set())
     if not layers and where is not None and where.module is not None:
         layers = [Crossing(where.module, type(modules[where.module]).__name__, where.moved)]
     if not layers:
@@ -129,11 +127,25 @@ def _meet(examination: Examination, cuts: list[Cut], held: Held, findings: Findi
         again = Examination(subject, None)
         is_back = all(again.compare(cut, held)[0].equal for cut in cuts)
         further = None
-        if not is_back and not crossing_layers(lent.model, run, subject.num_rows):
-            further = meeting()
+        if not is_back:
+            asked = crossing_layers(lent.model, run, subject.num_rows)
+            further = None if asked.crossing else meeting(asked.judged)
     findings.reasons.append(_layers(layers, where, is_back=is_back))
     if further is not None:
         findings.reasons.append(_loss(further, ()))
+
+
+def _first_half_shares(examination: Examination) -> list[float]:
+    """What the first half of the rows may weigh in a mean: by rows, counts, and what is masked."""
+    subject = examination.subject
+    first, second = _halves(subject.num_rows)
+    shares = [len(first) / subject.num_rows]
+    one, two = subject.counts(first), subject.counts(second)
+    if one and two:
+        shares += [one[t] / (one[t] + two[t]) for t in one if one[t] + two[t]]
+    here, there = (countable(subject.batch(rows)) for rows in (first, second))
+    shares += [here[name] / (here[name] + there[name]) for name in here.keys() & there.keys()]
+    return sorted(set(shares))
 
 
 def _halves(num: int) -> list[list[int]]:

@@ -48,7 +48,7 @@ class Moved:
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation on moved inputs."""
-        if not _rounds(func):
+        if not _rounds(func) or _to_whole_numbers(func, kwargs):
             return func(*args, **kwargs)
         written = _written(func, args, kwargs)
         leaves, form = tree_flatten((args, kwargs))
@@ -65,7 +65,8 @@ class Moved:
         return func(*args, **kwargs)
 
     def _moved(self, tensor: Tensor, step: float) -> Tensor:
-        if tensor.is_sparse:
+        # What counts, masks or numbers experts is exact, and may be compared with whole numbers.
+        if tensor.is_sparse or bool((tensor == tensor.round()).all()):
             return tensor
         signs = torch.empty(tensor.shape, dtype=tensor.dtype)
         signs.bernoulli_(0.5, generator=self._generator).mul_(2 * step).add_(1 - step)
@@ -102,6 +103,14 @@ def _rounds(func: Any) -> bool:
     return func.overloadpacket.__name__ not in _EXACT
 
 
+def _to_whole_numbers(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether it cuts numbers down to whole ones, below which a moved input may fall."""
+    dtype = kwargs.get("dtype")
+    if func.overloadpacket.__name__ != "_to_copy" or dtype is None:
+        return False
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
 # They hand on, choose or compare, and round nothing. Some are differentiated by asking which input
 # equals the result, which no moved copy would.
 _EXACT = frozenset(
@@ -115,6 +124,7 @@ _EXACT = frozenset(
         *("empty_like", "zeros_like", "ones_like", "full_like", "new_zeros", "new_empty", "roll"),
         *("new_full", "new_ones", "_local_scalar_dense", "neg", "abs", "sign", "flip", "where"),
         *("masked_fill", "masked_fill_", "relu", "relu_", "threshold_backward", "is_nonzero"),
+        *("histc", "bincount", "bucketize", "searchsorted", "remainder", "fmod", "heaviside"),
         *("nonzero", "equal", "round", "floor", "ceil", "trunc", "repeat", "_to_dense"),
     }
 )
