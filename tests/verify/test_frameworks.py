@@ -125,7 +125,11 @@ SOUND: dict[str, Callable[[], Setup]] = {
 
 FAULTS: dict[str, tuple[Callable[[], Setup], str, str]] = {
     "gpt2 with dropout": (lambda: causal(gpt2()), "draws", "which is equal"),
-    "mixtral with its balance": (lambda: mixtral(0.1), "loss", "tokens_per_expert * router_prob_per_expert"),
+    "mixtral with its balance": (
+        lambda: mixtral(0.1),
+        "loss",
+        "tokens_per_expert * router_prob_per_expert",
+    ),
     "resnet": (lambda: timm("resnet10t"), "layers", "`bn1` (BatchNorm"),
     "vit with stochastic depth": (
         lambda: timm("vit_tiny_patch16_224", drop_path_rate=0.5, **VIT),

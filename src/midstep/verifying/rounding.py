@@ -65,8 +65,7 @@ class Moved:
         return func(*args, **kwargs)
 
     def _moved(self, tensor: Tensor, step: float) -> Tensor:
-        # What counts, masks or numbers experts is exact, and may be compared with whole numbers.
-        if tensor.is_sparse or bool((tensor == tensor.round()).all()):
+        if tensor.is_sparse or _counts(tensor):
             return tensor
         signs = torch.empty(tensor.shape, dtype=tensor.dtype)
         signs.bernoulli_(0.5, generator=self._generator).mul_(2 * step).add_(1 - step)
@@ -101,6 +100,15 @@ def _rounds(func: Any) -> bool:
     if func.is_view or torch.Tag.nondeterministic_seeded in func.tags:
         return False
     return func.overloadpacket.__name__ not in _EXACT
+
+
+def _counts(tensor: Tensor) -> bool:
+    """Whether all entries are small whole numbers, as in a mask or the number of an expert.
+
+    They are exact, and so are their products; and they may be compared with other whole numbers.
+    """
+    largest = unit_roundoff(tensor.dtype) ** -0.5
+    return bool(((tensor == tensor.round()) & (tensor.abs() <= largest)).all())
 
 
 def _to_whole_numbers(func: Any, kwargs: dict[str, Any]) -> bool:
