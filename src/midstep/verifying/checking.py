@@ -46,9 +46,9 @@ def verify(
         bound = 2 W + k u sum ||g_piece||,    W = max over 3 draws of ||g_moved - g||
 
     `g_moved` is the gradient of the whole batch when each input of each operation, forward and
-    backward, is moved up or down by 6 sqrt(n) u of itself: what n roundings of unit u amount to
-    with a chance of all but 3e-8. k is the number of pieces. u is 1.1e-16 in float64, in which all
-    of this runs where the model can; a part that computes in float32 anyway gets the u of float32.
+    backward, is moved up or down by as much as 6 sqrt(n) u of itself: what n roundings of unit u
+    amount to but for a chance of 3e-8. k is the number of pieces. u is 1.1e-16 in float64, in which
+    all of this runs where the model can; a part that computes in float32 gets the u of float32.
 
     Where they are not equal, experiments look for the reason: the same draws for the same rows,
     state put back, the numbers by which the loss differs from a sum, layers whose rows move when

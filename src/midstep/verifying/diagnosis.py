@@ -8,6 +8,7 @@ each other, and freeze those that do; find the operation at which rows meet.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from .certificate import Comparison, Reason, ReasonKind
 from .draws import OtherDraws
@@ -43,26 +44,37 @@ def reasons_of(
     failed = [c for c in compared if c.failed]
     for c in failed:
         findings.notes.append(f"The cut `{c.cut}` could not be run: {c.failed}")
-    cuts = [cut for cut in examination.cuts if cut.name in results]
+    finite = {name: found for name, found in results.items() if found.has_finite_gradient}
     if not examination.repeats:
         findings.reasons.append(_NOT_REPEATABLE)
-        return findings
-    if examination.update_repeats and not any(not c.equal and not c.failed for c in compared):
-        findings.reasons.append(_size(failed))
-        return findings
-    if all(c.worst <= 1 for c in compared if not c.failed):
+    elif not all(c.worst <= 1 for c in compared if c.cut in finite):
+        _explain(examination, [c for c in compared if c.cut in finite], finite, findings)
+    elif not (examination.update_repeats and all(c.equal for c in compared if c.cut in finite)):
         findings.reasons.append(_update(examination, compared))
-        return findings
+    elif failed:
+        findings.reasons.append(_size(failed))
+    broken = next((found for found in results.values() if not found.is_finite), None)
+    if broken is not None:
+        findings.reasons.append(_not_finite(broken))
+    return findings
+
+
+def _explain(
+    examination: Examination,
+    compared: list[Comparison],
+    results: dict[str, Accumulated],
+    findings: Findings,
+) -> None:
+    """Explain why gradients differ."""
+    cuts = [cut for cut in examination.cuts if cut.name in results]
     held = _hold(examination, cuts, compared, findings)
     if held is None:
-        return findings
+        return
     findings.reasons += number_reasons(examination, results, held)
-    if findings.reasons:
-        return findings
-    _meet(examination, cuts, held, findings)
+    if not findings.reasons:
+        _meet(examination, cuts, held, findings)
     if not findings.reasons:
         findings.reasons.append(_UNEXPLAINED)
-    return findings
 
 
 def _hold(
@@ -150,6 +162,28 @@ def _first_half_shares(examination: Examination) -> list[float]:
 
 def _halves(num: int) -> list[list[int]]:
     return [list(range(num // 2)), list(range(num // 2, num))]
+
+
+def _not_finite(broken: Accumulated) -> Reason:
+    bad = [p for p in broken.pieces if not all(map(math.isfinite, p.losses.values()))]
+    piece = bad[0] if bad else broken.pieces[0]
+    listed = ", ".join(f"{count:g} for `{term}`" for term, count in piece.counts.items())
+    if not bad:
+        return Reason(
+            kind=ReasonKind.SIZE,
+            what="the gradient of a microbatch is not finite, although that of the whole batch is",
+            why="Something in the model or the loss needs more rows than a microbatch has: a root "
+            "or a division where rows vanish, say.",
+            remedy="Cut into larger microbatches, or bound what is divided by.",
+        )
+    return Reason(
+        kind=ReasonKind.COUNT,
+        what=f"the loss of a microbatch of {len(piece.rows)} (row {piece.rows[0]}) is not finite, "
+        f"and `count` finds {listed} in it",
+        why="A mean over no target is 0/0. A microbatch that counts nothing is left out; this one "
+        "counts, so its nan goes into the sum.",
+        remedy="Count what the loss is a mean over: 0 where every target is masked.",
+    )
 
 
 def _size(failed: list[Comparison]) -> Reason:
