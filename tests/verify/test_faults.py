@@ -397,5 +397,15 @@ def test_a_layer_and_a_loss_that_both_cross_rows_are_both_named() -> None:
     assert [reason.kind.value for reason in certificate.reasons] == ["layers", "loss"]
 
 
+def test_a_mean_over_nothing_that_is_counted_is_a_reason_of_its_own() -> None:
+    x, y = s.pairs()
+    y[0] = -100  # so that a microbatch of this row alone is 0/0
+    certificate = Setup(
+        s.mlp(), (x, y), lambda m, b: ms.LossSum.from_mean(s.mean(m, b), len(b[1]))
+    ).verify()
+    assert {reason.kind.value for reason in certificate.reasons} == {"count"}
+    assert "is not finite, and `count` finds 1 for `loss`" in certificate.reasons[-1].what
+
+
 def test_there_are_more_than_twenty() -> None:
     assert len(FAULTS) >= 20

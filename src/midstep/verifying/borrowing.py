@@ -8,6 +8,7 @@ hooks, ties and wrappers stay what they are.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,6 +104,12 @@ class State:
             for key, buffer in buffers.items()
             if buffer is not None
         ]
+        self._containers = [
+            (f"{name}.{key}" if name else key, value, copy.copy(value))
+            for (name, _), attributes in zip(self._modules, self._attributes, strict=True)
+            for key, value in attributes.items()
+            if isinstance(value, (dict, list, set))
+        ]
         self._generators = [
             (value, value.get_state())
             for attributes in self._attributes
@@ -122,6 +129,9 @@ class State:
             there.update(attributes)
             module._buffers.clear()  # noqa: SLF001 - to put back the very tensors
             module._buffers.update(buffers)  # noqa: SLF001 - to put back the very tensors
+        for _, container, held in self._containers:
+            if not _same_items(container, held):
+                _refill(container, held)
         for _, buffer, kept in self._numbers:
             if not same_bits(buffer, kept):
                 buffer.copy_(kept)
@@ -148,6 +158,11 @@ class State:
                 for key, buffer in module._buffers.items()  # noqa: SLF001 - reads which tensor
                 if buffer is not buffers.get(key)
             ]
+        found += [
+            name
+            for name, container, held in self._containers
+            if not name.rpartition(".")[2].startswith("_") and not _same_items(container, held)
+        ]
         found += [name for name, buffer, kept in self._numbers if not same_bits(buffer, kept)]
         return list(dict.fromkeys(found))
 
@@ -239,6 +254,26 @@ def _tensors_of(module: nn.Module) -> list[tuple[str, Tensor]]:
         for key, value in vars(module).items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.is_leaf
     ]
+
+
+def _same_items(one: Any, other: Any) -> bool:
+    """Whether two containers hold the very same things in the same order."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        pairs = zip(one.items(), other.items(), strict=True)
+        return all(a == b and x is y for (a, x), (b, y) in pairs)
+    if isinstance(one, set):
+        return bool(one == other)
+    return all(x is y for x, y in zip(one, other, strict=True))
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(items)
+    else:
+        container.update(items)
 
 
 def _differs(now: object, before: object) -> bool:

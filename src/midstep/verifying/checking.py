@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -45,9 +46,9 @@ def verify(
         bound = 2 W + k u sum ||g_piece||,    W = max over 3 draws of ||g_moved - g||
 
     `g_moved` is the gradient of the whole batch when each input of each operation, forward and
-    backward, is moved up or down by 6 sqrt(n) u of itself: what n roundings of unit u amount to
-    with a chance of all but 3e-8. k is the number of pieces. u is 1.1e-16 in float64, in which all
-    of this runs where the model can; a part that computes in float32 anyway gets the u of float32.
+    backward, is moved up or down by as much as 6 sqrt(n) u of itself: what n roundings of unit u
+    amount to but for a chance of 3e-8. k is the number of pieces. u is 1.1e-16 in float64, in which
+    all of this runs where the model can; a part that computes in float32 gets the u of float32.
 
     Where they are not equal, experiments look for the reason: the same draws for the same rows,
     state put back, the numbers by which the loss differs from a sum, layers whose rows move when
@@ -99,8 +100,10 @@ def verify(
     model = _unwrapped(model)
     try:
         return _verified(model, batch, loss, count, optimizer, clip, double=True)
-    except _NotInDouble:
-        return _verified(model, batch, loss, count, optimizer, clip, double=False)
+    except _NotInDouble as refusal:
+        found = _verified(model, batch, loss, count, optimizer, clip, double=False)
+        note = f"Not computed in float64, where the batch does not run: {refusal}"
+        return dataclasses.replace(found, notes=(*found.notes, note))
 
 
 class _NotInDouble(Exception):
@@ -132,7 +135,7 @@ def _try(subject: Subject) -> None:
         subject.lent.rewind()
         subject.forward(range(subject.num_rows))
     except Exception as error:
-        raise _NotInDouble from error
+        raise _NotInDouble(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 def _check(subject: Subject) -> None:

@@ -8,6 +8,7 @@ each other, and freeze those that do; find the operation at which rows meet.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from .certificate import Comparison, Reason, ReasonKind
 from .draws import OtherDraws
@@ -15,6 +16,7 @@ from .examination import Accumulated, Examination, Held
 from .layers import Crossing, crossing_layers
 from .meeting import Meeting, first_meeting
 from .numbers import crossing_terms, number_reasons
+from .scale import countable
 from .subject import Cut
 
 __all__ = ["reasons_of"]
@@ -42,26 +44,37 @@ def reasons_of(
     failed = [c for c in compared if c.failed]
     for c in failed:
         findings.notes.append(f"The cut `{c.cut}` could not be run: {c.failed}")
-    cuts = [cut for cut in examination.cuts if cut.name in results]
+    finite = {name: found for name, found in results.items() if found.has_finite_gradient}
     if not examination.repeats:
         findings.reasons.append(_NOT_REPEATABLE)
-        return findings
-    if examination.update_repeats and not any(not c.equal and not c.failed for c in compared):
-        findings.reasons.append(_size(failed))
-        return findings
-    if all(c.worst <= 1 for c in compared if not c.failed):
+    elif not all(c.worst <= 1 for c in compared if c.cut in finite):
+        _explain(examination, [c for c in compared if c.cut in finite], finite, findings)
+    elif not (examination.update_repeats and all(c.equal for c in compared if c.cut in finite)):
         findings.reasons.append(_update(examination, compared))
-        return findings
+    elif failed:
+        findings.reasons.append(_size(failed))
+    broken = next((found for found in results.values() if not found.is_finite), None)
+    if broken is not None:
+        findings.reasons.append(_not_finite(broken))
+    return findings
+
+
+def _explain(
+    examination: Examination,
+    compared: list[Comparison],
+    results: dict[str, Accumulated],
+    findings: Findings,
+) -> None:
+    """Explain why gradients differ."""
+    cuts = [cut for cut in examination.cuts if cut.name in results]
     held = _hold(examination, cuts, compared, findings)
     if held is None:
-        return findings
+        return
     findings.reasons += number_reasons(examination, results, held)
-    if findings.reasons:
-        return findings
-    _meet(examination, cuts, held, findings)
+    if not findings.reasons:
+        _meet(examination, cuts, held, findings)
     if not findings.reasons:
         findings.reasons.append(_UNEXPLAINED)
-    return findings
 
 
 def _hold(
@@ -105,20 +118,17 @@ def _meet(examination: Examination, cuts: list[Cut], held: Held, findings: Findi
     def run(rows: list[int]) -> object:
         return subject.forward(rows)
 
-    def meeting() -> Meeting | None:
-        counts = [examination.subject.counts(rows) for rows in _halves(subject.num_rows)]
-        shares = [len(_halves(subject.num_rows)[0]) / subject.num_rows]
-        if all(counts):
-            first, second = (next(iter(c.values())) for c in counts if c)
-            if first + second:
-                shares.append(first / (first + second))
-        return first_meeting(lent.model, run, subject.num_rows, lent.rewind, shares)
+    def meeting(sound: set[str]) -> Meeting | None:
+        return first_meeting(
+            lent.model, run, subject.num_rows, lent.rewind, shares=shares, sound=sound
+        )
 
-    lent.rewind()
-    layers = crossing_layers(lent.model, run, subject.num_rows)
-    lent.rewind()
-    where = meeting()
+    shares = _first_half_shares(examination)
     modules = dict(lent.model.named_modules())
+    lent.rewind()
+    layers, judged = crossing_layers(lent.model, run, subject.num_rows)
+    # Where everything is sound by itself, the operations inside get their say after all.
+    where = meeting(judged - {layer.name for layer in layers}) or meeting(set())
     if not layers and where is not None and where.module is not None:
         layers = [Crossing(where.module, type(modules[where.module]).__name__, where.moved)]
     if not layers:
@@ -129,15 +139,51 @@ def _meet(examination: Examination, cuts: list[Cut], held: Held, findings: Findi
         again = Examination(subject, None)
         is_back = all(again.compare(cut, held)[0].equal for cut in cuts)
         further = None
-        if not is_back and not crossing_layers(lent.model, run, subject.num_rows):
-            further = meeting()
+        if not is_back:
+            asked = crossing_layers(lent.model, run, subject.num_rows)
+            further = None if asked.crossing else meeting(asked.judged)
     findings.reasons.append(_layers(layers, where, is_back=is_back))
     if further is not None:
         findings.reasons.append(_loss(further, ()))
 
 
+def _first_half_shares(examination: Examination) -> list[float]:
+    """What the first half of the rows may weigh in a mean: by rows, counts, and what is masked."""
+    subject = examination.subject
+    first, second = _halves(subject.num_rows)
+    shares = [len(first) / subject.num_rows]
+    one, two = subject.counts(first), subject.counts(second)
+    if one and two:
+        shares += [one[t] / (one[t] + two[t]) for t in one if one[t] + two[t]]
+    here, there = (countable(subject.batch(rows)) for rows in (first, second))
+    shares += [here[name] / (here[name] + there[name]) for name in here.keys() & there.keys()]
+    return sorted(set(shares))
+
+
 def _halves(num: int) -> list[list[int]]:
     return [list(range(num // 2)), list(range(num // 2, num))]
+
+
+def _not_finite(broken: Accumulated) -> Reason:
+    bad = [p for p in broken.pieces if not all(map(math.isfinite, p.losses.values()))]
+    piece = bad[0] if bad else broken.pieces[0]
+    listed = ", ".join(f"{count:g} for `{term}`" for term, count in piece.counts.items())
+    if not bad:
+        return Reason(
+            kind=ReasonKind.SIZE,
+            what="the gradient of a microbatch is not finite, although that of the whole batch is",
+            why="Something in the model or the loss needs more rows than a microbatch has: a root "
+            "or a division where rows vanish, say.",
+            remedy="Cut into larger microbatches, or bound what is divided by.",
+        )
+    return Reason(
+        kind=ReasonKind.COUNT,
+        what=f"the loss of a microbatch of {len(piece.rows)} (row {piece.rows[0]}) is not finite, "
+        f"and `count` finds {listed} in it",
+        why="A mean over no target is 0/0. A microbatch that counts nothing is left out; this one "
+        "counts, so its nan goes into the sum.",
+        remedy="Count what the loss is a mean over: 0 where every target is masked.",
+    )
 
 
 def _size(failed: list[Comparison]) -> Reason:

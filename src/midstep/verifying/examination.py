@@ -58,6 +58,17 @@ class Accumulated:
     largest: Gradient
     pieces: list[Piece]
 
+    @property
+    def has_finite_gradient(self) -> bool:
+        """Whether the gradient holds neither inf nor nan."""
+        return math.isfinite(norm(self.gradient))
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether neither the gradient does nor a loss that counts."""
+        losses = [loss for p in self.pieces for t, loss in p.losses.items() if p.counts[t]]
+        return self.has_finite_gradient and all(map(math.isfinite, losses))
+
 
 class Examination:
     """Runs what is compared; the first run is that of the whole batch.

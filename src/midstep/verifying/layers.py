@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,12 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ..snapshot import RandomState
 from .borrowing import State
 
-__all__ = ["Crossing", "RowsOf", "crossing_layers"]
+__all__ = ["Asked", "Crossing", "RowsOf", "crossing_layers"]
 
 Note = Callable[[str, int, Any, Any], None]
 Ask = Callable[[str, int, Any, Any, Callable[..., Any]], None]
 
-_NOISE = 2.0**12  # units of roundoff: kernels round each row alike, but not always
+_NOISE = 2.0**6  # units of roundoff: kernels round a row alike whatever the others are, or nearly
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,12 +59,22 @@ class RowsOf:
         self.calls[name, call] = (_shapes(inputs), _shapes(outputs))
 
 
-def crossing_layers(
-    model: nn.Module, run: Callable[[list[int]], object], num_rows: int
-) -> list[Crossing]:
-    """Find the innermost modules that make rows depend on each other.
+class Asked(NamedTuple):
+    """What the modules of a model answered.
 
-    Costs two forwards, and two more calls of each module for each level of nesting.
+    Attributes:
+        crossing: The innermost modules that make rows depend on each other.
+        judged: Names of those that have rows in what they give, so that they could be judged.
+    """
+
+    crossing: list[Crossing]
+    judged: set[str]
+
+
+def crossing_layers(model: nn.Module, run: Callable[[list[int]], object], num_rows: int) -> Asked:
+    """Ask every module whether it makes rows depend on each other.
+
+    Costs two forwards, and five more calls of each module for each level of nesting.
 
     Args:
         model: Its modules are asked.
@@ -80,19 +90,37 @@ def crossing_layers(
         shapes = one_more.calls.get((name, call))
         if shapes is None:
             return
-        moved = max(
-            _moved(inputs, outputs, again, shapes, num_rows, first_half=side) for side in (0, 1)
-        )
+        answers = [_moved(inputs, outputs, again, shapes, num_rows, source) for source in sources]
+        if all(answer is None for answer in answers):
+            return
+        judged.add(name)
+        moved = max(answer or 0.0 for answer in answers)
         if moved > 0 and (name not in found or found[name].moved < moved):
             found[name] = Crossing(name, type(modules[name]).__name__, moved)
 
+    judged: set[str] = set()
+    sources = _sources(num_rows)
     modules = dict(model.named_modules())
     with _watching(model, None, ask), torch.no_grad():
         run(list(range(num_rows)))
-    return [
+    innermost = [
         crossing
         for name, crossing in found.items()
         if not any(other != name and _is_inside(other, name) for other in found)
+    ]
+    return Asked(innermost, judged)
+
+
+def _sources(num_rows: int) -> list[list[int]]:
+    """Where each row is taken from: half of them, or one of them, is another row's copy."""
+    half = num_rows // 2
+    rows = list(range(num_rows))
+    return [
+        [*(half + i % (num_rows - half) for i in range(half)), *rows[half:]],
+        [*rows[:half], *(i % half for i in range(num_rows - half))],
+        [num_rows - 1, *rows[1:]],
+        [1, *rows[1:]],
+        [*rows[:-1], 0],
     ]
 
 
@@ -159,45 +187,38 @@ def _watching(model: nn.Module, note: Note | None, ask: Ask | None = None) -> It
             handle.remove()
 
 
-def _moved(
+def _moved(  # noqa: PLR0917 - a call, how to make it again, and where its rows are
     inputs: Any,
     outputs: Any,
     again: Callable[..., Any],
     shapes: tuple[list[Any], list[Any]],
     num_rows: int,
-    *,
-    first_half: int,
-) -> float:
-    """How far outputs of one half move when the other half's inputs are replaced by copies."""
-    half = num_rows // 2
-    kept, other = range(half, num_rows), range(half)
-    if first_half:
-        kept, other = other, kept
-    source = list(range(num_rows))
-    for index, row in enumerate(other):
-        source[row] = kept[index % len(kept)]
+    source: list[int],
+) -> float | None:
+    """How far outputs of rows that were kept move when the others are replaced; None without."""
+    kept = [row for row, origin in enumerate(source) if row == origin]
     leaves, form = tree_flatten(inputs)
     if len(leaves) != len(shapes[0]):
-        return 0.0
+        return None
     spots = [rows_dims(t, shape, num_rows) for t, shape in zip(leaves, shapes[0], strict=True)]
     if not any(spots):
-        return 0.0
+        return None
     pairs = zip(leaves, spots, strict=True)
     replaced = [taken(t, spot, source) if spot else t for t, spot in pairs]
     try:
         found = tree_leaves(again(tree_unflatten(replaced, form)))
     except Exception:  # noqa: BLE001 - a module that refuses these inputs says nothing about rows
-        return 0.0
+        return None
     due = tree_leaves(outputs)
     if not len(due) == len(found) == len(shapes[1]):
-        return 0.0
-    moves = [0.0]
+        return None
+    moves = []
     for old, new, shape in zip(due, found, shapes[1], strict=True):
         spot = rows_dims(old, shape, num_rows)
         if spot and isinstance(new, Tensor) and new.shape == old.shape:
-            before, after = (taken(t, spot, list(kept)) for t in (old, new))
+            before, after = (taken(t, spot, kept) for t in (old, new))
             moves.append(relative_move(before, after))
-    return max(moves)
+    return max(moves, default=None)
 
 
 def rows_dims(leaf: Any, shape_of_more: Any, num_rows: int) -> list[tuple[int, int]]:
@@ -214,15 +235,15 @@ def rows_dims(leaf: Any, shape_of_more: Any, num_rows: int) -> list[tuple[int, i
     ]
 
 
-def relative_move(old: Tensor, new: Tensor) -> float:
-    """How far a tensor moved, as a share of its largest entry; 0 within rounding."""
+def relative_move(old: Tensor, new: Tensor, noise: float = _NOISE) -> float:
+    """How far a tensor moved, as a share of its largest entry; 0 within so many roundoffs."""
     if not old.is_floating_point():
         return float(not torch.equal(old, new))
     if not old.numel():
         return 0.0
     largest = max(float(old.abs().max()), float(new.abs().max()))
     moved = float((old - new).abs().max())
-    if not moved > _NOISE * torch.finfo(old.dtype).eps / 2 * largest:
+    if not moved > noise * torch.finfo(old.dtype).eps / 2 * largest:
         return 0.0
     return moved / largest
 

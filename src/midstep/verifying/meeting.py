@@ -15,7 +15,7 @@ import functools
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from .operations import seen_by
 
 __all__ = ["Meeting", "first_meeting"]
 
+_SUM_NOISE = 2.0**8  # units of roundoff: two halves are summed in another order than the whole
 _TORCH = str(Path(torch.__file__).parent)
 _MIDSTEP = str(Path(__file__).parents[1] / "verifying")
 
@@ -40,7 +41,7 @@ class Meeting:
         operation: Its name in torch.
         place: File and line of the code that called it; empty when there is none outside torch.
         code: That line.
-        module: The innermost module whose forward it is in; None outside of the model.
+        module: The innermost module that makes its rows; None in a loss.
         moved: How far its result moved, as a share of the largest entry.
     """
 
@@ -98,9 +99,14 @@ def first_meeting(
     run: Callable[[list[int]], object],
     num_rows: int,
     rewind: Callable[[], None],
+    *,
     shares: Sequence[float],
+    sound: Collection[str],
 ) -> Meeting | None:
     """Find the first operation of a forward at which rows meet.
+
+    Inside of a module whose rows come out independent they may meet and part again, as where each
+    expert is given its own rows; such meetings are passed over.
 
     Costs four or five forwards, and the memory of every intermediate result of each.
 
@@ -110,6 +116,7 @@ def first_meeting(
         num_rows: Rows of the batch.
         rewind: Called before each run, so that all draw the same.
         shares: What the first half may weigh in a mean.
+        sound: Modules in which nothing is looked for.
     """
 
     def traced(rows: list[int]) -> list[_Step]:
@@ -128,6 +135,8 @@ def first_meeting(
     for step, longer, other in zip(whole, more, replaced, strict=False):
         if step.operation != other.operation:
             return None
+        if step.module in sound:
+            continue
         for old, big, new in zip(step.outputs, longer.outputs, other.outputs, strict=False):
             spots = rows_dims(old, big.shape, num_rows)
             if not spots or old.shape != new.shape:
@@ -149,9 +158,10 @@ def _first_number(
                 continue
             ways = [a + b, *(share * a + (1 - share) * b for share in (0.5, *shares))]
             is_shared = not relative_move(all_of_it, a) and not relative_move(all_of_it, b)
-            moves = [relative_move(all_of_it, way) for way in ways]
+            moves = [relative_move(all_of_it, way, _SUM_NOISE) for way in ways]
             if not is_shared and all(moves):
-                return _meeting(step, min(moves))
+                # A number for the whole batch is part of a loss, wherever it is computed.
+                return dataclasses.replace(_meeting(step, min(moves)), module=None)
     return None
 
 

@@ -52,18 +52,16 @@ def number_reasons(
         results: What each cut that ran added up to.
         held: What pieces share with the whole.
     """
-    cut = _cut_of(examination, results)
-    if cut is None:
-        return []
-    pieces, weights = _weights(examination, cut, held)
-    if any(w is None or not _fits(examination, w) for w in weights.values()):
-        return []
-    reasons = [
-        _explained(examination, term, w, pieces, held)
-        for term, w in weights.items()
-        if w is not None
-    ]
-    return [reason for reason in reasons if reason is not None]
+    for cut in _cuts(examination, results):
+        pieces, weights = _weights(examination, cut, held)
+        known = {term: w for term, w in weights.items() if w is not None}
+        if len(known) < len(weights):
+            continue  # a piece without a gradient, or pieces too much alike: ask another cut
+        if not all(_fits(examination, w) for w in known.values()):
+            return []
+        reasons = [_explained(examination, term, w, pieces, held) for term, w in known.items()]
+        return [reason for reason in reasons if reason is not None]
+    return []
 
 
 def crossing_terms(examination: Examination, held: Held) -> tuple[str, ...]:
@@ -80,11 +78,10 @@ def crossing_terms(examination: Examination, held: Held) -> tuple[str, ...]:
     return tuple(term for term, w in weights.items() if w is not None and not _fits(examination, w))
 
 
-def _cut_of(examination: Examination, results: dict[str, Accumulated]) -> Cut | None:
-    for name in (_CUT, "permuted", "quarters", "halves"):
-        if name in results:
-            return next(cut for cut in examination.cuts if cut.name == name)
-    return None
+def _cuts(examination: Examination, results: dict[str, Accumulated]) -> list[Cut]:
+    """Cuts into few pieces, those of unequal size first: they tell more numbers apart."""
+    ran = {cut.name: cut for cut in examination.cuts if cut.name in results}
+    return [ran[name] for name in (_CUT, "permuted", "quarters", "halves") if name in ran]
 
 
 def _weights(
@@ -113,7 +110,8 @@ def _explained(
         return _count_that_does_not_add_up(term, counts, whole)
     candidates = _candidates(examination, pieces)
     means = [name for name, s in candidates.items() if is_close(weights.values, s)]
-    is_constant = is_close(counts, [counts[0]] * len(counts))
+    sizes = {len(piece.rows) for piece in pieces}
+    is_constant = len(sizes) > 1 and is_close(counts, [counts[0]] * len(counts))
     if is_constant and means:
         return _mean_of_means(term, means[0], counts[0], pieces)
     said = [w * n / whole for w, n in zip(weights.values, counts, strict=True)]
