@@ -14,6 +14,7 @@ from .values import (
     Const,
     Context,
     Criterion,
+    Instance,
     Items,
     Iterator,
     Kind,
@@ -80,11 +81,22 @@ def call_outside(call: Call, name: str) -> Value:
         call.reader.emit(Act.NORM, call.node, call.get(0, "tensors"))
         return Unknown(text_of(call.node.func))
     if name.startswith("torch.nn.") and last[:1].isupper():
-        return Module(f"{text_of(call.node.func)}(", parts=tuple(call.args), node=call.node)
+        return Module(f"{text_of(call.node.func)}(", parts=_parts(call.args), node=call.node)
     if known.is_bar(name) and call.args:
         return call.args[0]
     opaque(call)
     return Unknown(f"{name}()")
+
+
+def _parts(values: list[Value]) -> tuple[Value, ...]:
+    """The modules among what a module is made of, those in lists included."""
+    found: list[Value] = []
+    for value in values:
+        if isinstance(value, Items):
+            found += _parts(value.items)
+        elif isinstance(value, Module | Instance | Unknown):
+            found.append(value)
+    return tuple(found)
 
 
 def opaque(call: Call) -> None:

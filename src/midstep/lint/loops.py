@@ -172,11 +172,13 @@ class Update:
 
     def steps_in(self, run: Run) -> list[int]:
         """The positions at which this optimizer steps."""
-        return [
-            number
-            for number, event in enumerate(run.events)
-            if event.act is Act.STEP and same(event.subject, self.optimizer)
-        ]
+        found, is_elsewhere = [], False
+        for number, event in enumerate(run.events):
+            if event.act in {Act.BACKWARD, Act.ELSEWHERE}:
+                is_elsewhere = event.act is Act.ELSEWHERE
+            elif event.act is Act.STEP and not is_elsewhere and same(event.subject, self.optimizer):
+                found.append(number)
+        return found
 
     @functools.cached_property
     def steps(self) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from .values import (
     Const,
     Context,
     Function,
+    Index,
     Instance,
     Inverse,
     Items,
@@ -215,13 +217,16 @@ def _enter_loop(reader: Reader, body: list[ast.stmt], number: int) -> None:
     stored = stored_in(body)
     for name, times in stored.assigned.items():
         value = reader.scope.names.get(name)
+        if isinstance(value, Index) and value.loop != number and not value.survives:
+            # A counter of a loop around this one is not set back with it.
+            reader.scope.names[name] = dataclasses.replace(value, survives=True)
+            continue
         if not isinstance(value, Const) or value.value is None:
             continue
         if stored.increased[name] and times == stored.increased[name] + stored.constant[name]:
             start = value.value if type(value.value) is int else None
             resets = stored.constant[name] > 0
-            survives = len(reader.loops) > 0 or bool(reader.calls)
-            made = counted(name, number, start, survives=survives, resets=resets)
+            made = counted(name, number, start, survives=False, resets=resets)
             reader.scope.names[name] = made
         else:
             reader.scope.names[name] = Unknown(name)

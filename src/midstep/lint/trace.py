@@ -41,6 +41,7 @@ class Act(enum.Enum):
     MAKE = enum.auto()  # an optimizer is made
     REBUILD = enum.auto()  # a model, or a layer of one, is put in place of another
     GATHER = enum.auto()  # ranks tell each other something
+    ELSEWHERE = enum.auto()  # a loop with steps of its own, judged by itself
     HALF = enum.auto()  # parameters are given 16 bits
     UNKNOWN = enum.auto()  # something that may do any of these
 
@@ -204,7 +205,9 @@ class _Player:
             self.play(node.after)
         elif isinstance(node, Inlined):
             self.until(node.body, {"return"})
-        elif node.number not in self.left_out:
+        elif node.number in self.left_out:
+            self.run.events.append(Event(Act.ELSEWHERE, node.node))
+        else:
             self.until(node.body, {"break", "continue"})
 
     def until(self, block: Block, words: set[str]) -> None:
