@@ -82,6 +82,8 @@ def formula_of(reader: Evaluator, node: ast.expr) -> Formula:
         return negated(formula_of(reader, node.operand))
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         return _compared(reader, node)
+    if isinstance(node, ast.Compare):
+        return _by_words(text_of(node))
     if isinstance(node, ast.Call) and (found := _called(reader, node)) is not None:
         return found
     return truth_of(reader.evaluate(node), node)
@@ -258,6 +260,8 @@ def _remainder(asked: Value, modulus: Value) -> int | None:
 
 
 def _window(value: Remainder, remainder: int) -> Formula:
+    if isinstance(value.modulus, Const) and value.modulus.value == 1:
+        return TRUE if remainder == 0 else FALSE
     counted, modulus = value.index, key_of(value.modulus)
     if isinstance(value.modulus, Length) or modulus.startswith("len("):
         return Ask(Atom(Topic.TAIL, f"{key_of(counted)} % {modulus}"))

@@ -85,7 +85,7 @@ def call_outside(call: Call, name: str) -> Value:
     if known.is_bar(name) and call.args:
         return call.args[0]
     opaque(call)
-    return Unknown(f"{name}()")
+    return Unknown(f"{name}()", is_result=True)
 
 
 def _parts(values: list[Value]) -> tuple[Value, ...]:

@@ -153,7 +153,7 @@ class Expressions:
             return owner.inner if owner.inner is not None else owner
         if isinstance(owner, Loss) and name in {"data", "grad_fn"}:
             return owner.with_(detached=True)
-        if name == "loss" and isinstance(owner, Unknown) and owner.key.endswith(")"):
+        if name == "loss" and isinstance(owner, Unknown) and owner.is_result:
             return Loss(Kind.MEAN, node, roots=(owner,))
         if name in methods.BY_NAME and isinstance(owner, Module | Unknown | Optimizer):
             return Bound(owner, name)
@@ -268,7 +268,7 @@ class Expressions:
     def _call_unknown(self, target: Value, call: Call) -> Value:
         if isinstance(target, Module | Instance):
             self.emit(Act.FORWARD, call.node, target)
-            return Unknown(f"{key_of(target)}()")
+            return Unknown(f"{key_of(target)}()", is_result=True)
         words = key_of(target)
         if words.rpartition(".")[2] in CRITERION:
             return Loss(Kind.MEAN, call.node, roots=tuple(call.args))
@@ -277,14 +277,14 @@ class Expressions:
         calling.opaque(call)
         if known.is_bar(words) and call.args:
             return call.args[0]
-        return Unknown(f"{words}()")
+        return Unknown(f"{words}()", is_result=True)
 
     def _instance(self, cls: Class, call: Call) -> Value:
         if any(root.rpartition(".")[2].endswith("Loss") for root in cls.roots()):
             return Criterion(Kind.OTHER, "", cls.node.name)
         made = self.made(cls, call.node, call.args)
         if made is None:
-            return Unknown(f"{cls.node.name}()")
+            return Unknown(f"{cls.node.name}()", is_result=True)
         member = cls.find("__init__")
         if isinstance(member, Function):
             self.enter(member, call.node, call.args, call.named, made)

@@ -60,7 +60,10 @@ def _join_alike(first: Value, second: Value, name: str) -> Value:
         )
     if isinstance(first, Params) and isinstance(second, Params):
         one_shot = first.one_shot and second.one_shot
-        return Params(first.modules, one_shot=one_shot, whole=False, node=first.node)
+        born = max(first.born_in, second.born_in)
+        joined = Params(first.modules, one_shot, whole=False, node=first.node, born_in=born)
+        joined.used_up = first.used_up and second.used_up
+        return joined
     if isinstance(first, Items) and isinstance(second, Items):
         if len(first.items) == len(second.items) and not first.is_list:
             pairs = zip(first.items, second.items, strict=True)

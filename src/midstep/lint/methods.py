@@ -52,7 +52,7 @@ def call_method(call: Call, bound: Bound) -> Value:
     if bound.name in known.CLIPS:
         return _clip(call, bound.owner)
     _unseen(call, bound)
-    return Unknown(text_of(call.node))
+    return Unknown(text_of(call.node), is_result=True)
 
 
 def _clip(call: Call, owner: Value) -> Value:

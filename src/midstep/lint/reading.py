@@ -270,6 +270,8 @@ class Reader(Expressions):
 
 def _call_it(value: Value, name: str) -> None:
     """An object is known by the first name it is given."""
+    if isinstance(value, Unknown) and value.is_result and not value.is_named:
+        value.key, value.is_named = name, True
     named = (Module, Optimizer, Scaler, Schedule, Accelerator, Instance)
     if isinstance(value, named) and value.key.endswith("("):
         value.key = name

@@ -133,7 +133,10 @@ def _without_magic(lines: list[str]) -> list[str]:
     first = next((line for line in lines if line.strip()), "")
     if first.startswith("%%") and not first.startswith(("%%time", "%%capture")):
         return ["pass"] * len(lines)  # a cell in another language
-    return [
-        f"{line[: len(line) - len(line.lstrip())]}pass" if MAGIC.match(line) else line
-        for line in lines
-    ]
+    written: list[str] = []
+    goes_on = False
+    for line in lines:
+        is_magic = goes_on or bool(MAGIC.match(line))
+        goes_on = is_magic and line.rstrip().endswith("\\")
+        written.append(f"{line[: len(line) - len(line.lstrip())]}pass" if is_magic else line)
+    return written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["STATEMENTS"]
 
 MOST_UNROLLED = 4
+ASKS_FINITE = re.compile(r"nan_to_num|isnan|isinf|isfinite")
 
 
 def _expression(reader: Reader, node: ast.Expr) -> bool:
@@ -82,12 +84,12 @@ def _on_gradient(target: ast.expr) -> bool:
 def _gradient_assigned(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
     words = text_of(target)
     if isinstance(value, Const):
-        asks = isinstance(target, ast.Subscript) and ("nan" in words or "inf" in words)
+        asks = isinstance(target, ast.Subscript) and bool(ASKS_FINITE.search(words))
         act = Act.REPLACE if asks else Act.ZERO
         reader.emit(act, node, Unknown("p.grad"))
     elif isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div | ast.Mult):
         reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
-    elif "nan" in text_of(node.value):
+    elif ASKS_FINITE.search(text_of(node.value)):
         reader.emit(Act.REPLACE, node, Unknown("p.grad"))
 
 
@@ -115,7 +117,7 @@ def _kept(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> N
         if text_of(right.left) == text_of(target):
             added = reader.evaluate(right.right)
             if isinstance(added, Loss) and not added.detached:
-                reader.emit(Act.KEEP, node, added, by=Unknown(text_of(target)))
+                reader.emit(Act.KEEP, node, added, by=value)
 
 
 def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
@@ -126,13 +128,13 @@ def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
         return False
     load = _as_read(node.target)
     before = reader.evaluate(load)
-    if isinstance(node.op, ast.Add) and isinstance(value, Loss) and not value.detached:
-        reader.emit(Act.KEEP, node, value, by=Unknown(text_of(node.target)))
     if isinstance(before, Params):
         before.whole = False
         return False
     words = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
     after = combine(node.op, before, value, words)
+    if isinstance(node.op, ast.Add) and isinstance(value, Loss) and not value.detached:
+        reader.emit(Act.KEEP, node, value, by=after)
     reader.bind(node.target, after)
     return False
 

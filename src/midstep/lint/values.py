@@ -82,6 +82,8 @@ class Unknown(Value):
     """Something that the text does not tell; `key` is how it was written."""
 
     key: str
+    is_result: bool = False  # of a call: two calls give two things
+    is_named: bool = False
 
 
 @dataclasses.dataclass(slots=True, eq=False)

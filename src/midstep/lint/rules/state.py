@@ -153,8 +153,10 @@ def graph_kept(update: Update) -> Iterator[Report]:
     }
     for event in update.place.events(Act.KEEP):
         kept = loss_behind(event.subject)
-        if kept is None or key_of(event.by) in totals:
+        if kept is None or (event.by is None and _words_kept(event.node) not in totals):
             continue
+        if any(event.by is loss or event.by in loss.roots for loss in backwards):
+            continue  # what is added up is run backward itself
         if any(_is_of(kept, loss) for loss in backwards):
             value = event.node.value if isinstance(event.node, ast.AugAssign) else None
             edits: tuple[Edit, ...] = ()
@@ -166,6 +168,10 @@ def graph_kept(update: Update) -> Iterator[Report]:
                 f"{at(event)} adds a tensor that still knows how it was made.",
                 edits=edits,
             )
+
+
+def _words_kept(node: ast.AST) -> str:
+    return text_of(node.args[0]) if isinstance(node, ast.Call) and node.args else ""
 
 
 def _is_of(kept: Loss, loss: Loss) -> bool:
