@@ -143,9 +143,7 @@ def test_advice_is_given_when_it_is_asked_for() -> None:
 
 
 def test_a_comment_in_the_script_silences_a_finding() -> None:
-    text = FAULTY.replace(
-        "optimizer.step()", "optimizer.step()  # midstep: ignore[MS109] on purpose"
-    )
+    text = FAULTY.replace(".step()", ".step()  # midstep: ignore[MS109] on purpose")
     assert audit(write(text)) == (0, [])
 
 
@@ -210,10 +208,9 @@ def test_under_torchrun_one_rank_reports_for_all() -> None:
     )
     line = next(n for n, text in enumerate(RANKED.splitlines(), 1) if "# unequal" in text)
     reported = [text for text in process.stdout.splitlines() if " MS" in text]
-    assert reported == [
-        f"train.py:{line}:1: warning MS501 rank-local-denominator: The ranks counted `8, 2` "
-        "targets, and each weighed `1 / 2`."
-    ]
+    (finding,) = reported
+    assert finding.startswith(f"train.py:{line}:1: warning MS501 rank-local-denominator: ")
+    assert finding.endswith("The ranks counted `8, 2` targets, and each weighed `1 / 2`.")
     assert "1 finding in 6 updates of 2 processes" in process.stderr
 
 
