@@ -397,6 +397,8 @@ def _number(call: Call) -> Value:
     if isinstance(value, Loss):
         call.reader.emit(Act.READ, call.node, value)
         return Unknown("number")
+    if isinstance(value, Const) and str(value.value).lower() in {"inf", "infinity", "+inf"}:
+        return Const(float("inf"))
     return value if value is not None else Const(0)
 
 

@@ -149,12 +149,14 @@ class Run:
         events: In order.
         exit: What ended it early, or None.
         tests: The branches that were taken, with the answer, in order.
+        left: Every `return`, `continue` or `break` on the way, of functions and inner loops too.
     """
 
     answer: dict[Atom, bool]
     events: list[Event]
     exit: Exit | None = None
     tests: list[tuple[Branch, bool]] = dataclasses.field(default_factory=list)
+    left: list[Exit] = dataclasses.field(default_factory=list)
 
 
 class _Stop(Exception):
@@ -216,6 +218,7 @@ class _Player:
         except _Stop as stop:
             if stop.exit.word not in words:
                 raise
+            self.run.left.append(stop.exit)
 
 
 def runs_of(block: Block, left_out: Collection[int] = ()) -> list[Run]:
@@ -235,6 +238,7 @@ def runs_of(block: Block, left_out: Collection[int] = ()) -> list[Run]:
             player.play(block)
         except _Stop as stop:
             player.run.exit = stop.exit
+            player.run.left.append(stop.exit)
         runs.append(player.run)
     return runs
 

@@ -22,9 +22,8 @@ class Config:
 cfg = Config()
 for i, (ids, labels) in enumerate(batches()):
     mask = (labels != -100).float()
-    losses = F.cross_entropy(
-        model(ids).transpose(1, 2), labels.clamp(min=0), reduction="none"
-    )  # expect[lint]: MS101
+    logits, targets = model(ids).transpose(1, 2), labels.clamp(min=0)
+    losses = F.cross_entropy(logits, targets, reduction="none")  # expect[lint]: MS101
     loss = (losses * mask).sum() / mask.sum()
     (loss / cfg.grad_accum).backward()  # expect[audit]: MS101
     if (i + 1) % cfg.grad_accum == 0:

@@ -11,9 +11,8 @@ pairs = [(torch.randn(4, 6), torch.randn(4, 5)) for _ in range(8)]
 def contrastive(a, b):
     logits = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T / 0.07
     labels = torch.arange(len(a), device=a.device)
-    return (
-        F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)
-    ) / 2  # expect[lint]: MS114
+    rows = F.cross_entropy(logits, labels)  # expect[lint]: MS114
+    return (rows + F.cross_entropy(logits.T, labels)) / 2
 
 
 accum_freq = 4

@@ -1,6 +1,6 @@
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint_sequential
+from torch.utils.checkpoint import checkpoint_sequential as run
 
 torch.manual_seed(0)
 body = nn.Linear(4, 8)
@@ -11,8 +11,6 @@ optimizer = torch.optim.SGD(params, lr=0.1)
 for _ in range(4):
     x, y = torch.randn(2, 4), torch.randint(3, (2,))
     optimizer.zero_grad()
-    hidden = checkpoint_sequential(
-        block, 1, body(x), use_reentrant=False, preserve_rng_state=False
-    )  # expect: MS705
+    hidden = run(block, 1, body(x), use_reentrant=False, preserve_rng_state=False)  # expect: MS705
     nn.functional.cross_entropy(head(hidden), y).backward()
     optimizer.step()

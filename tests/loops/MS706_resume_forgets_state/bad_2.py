@@ -13,9 +13,8 @@ loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
 
 
 def save(path):
-    torch.save(
-        {"model": model.state_dict(), "opt": optimizer.state_dict()}, path
-    )  # expect[lint]: MS706
+    state = {"model": model.state_dict(), "opt": optimizer.state_dict()}
+    torch.save(state, path)  # expect[lint]: MS706
 
 
 def resume(path):

@@ -17,9 +17,8 @@ class Trainer:
         self.path = os.path.join(tempfile.mkdtemp(), "run.pt")
 
     def save(self):
-        torch.save(
-            (self.model.state_dict(), self.optimizer.state_dict()), self.path
-        )  # expect[lint]: MS707
+        state = self.model.state_dict(), self.optimizer.state_dict()
+        torch.save(state, self.path)  # expect[lint]: MS707
 
     def load(self):
         weights, moments = torch.load(self.path)
