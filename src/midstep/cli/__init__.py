@@ -13,7 +13,9 @@ from typing import Annotated
 import typer
 
 from .. import __version__
+from .explain import explain
 from .failures import FINE, fail, period
+from .lint import lint
 from .train import train
 
 __all__ = ["main", "run"]
@@ -26,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(lint)
+app.command()(explain)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable
 
 from . import known
@@ -31,12 +30,13 @@ from .values import (
     WindowSum,
     Wrap,
     key_of,
+    thing,
 )
 
 __all__ = ["Call", "call_outside", "clip", "loss_of", "opaque", "params_of"]
 
 
-@dataclasses.dataclass(slots=True)
+@thing
 class Call:
     """One call: where, with what."""
 

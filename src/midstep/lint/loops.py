@@ -7,7 +7,6 @@ steps in every k-th pass, *nested* when a loop over microbatches stands inside t
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +28,7 @@ from .values import (
     Value,
     is_accumulation_name,
     key_of,
+    thing,
 )
 
 __all__ = ["Place", "Update", "bare", "covers", "places_of", "same"]
@@ -81,7 +81,7 @@ def covers(whole: Value, part: Value) -> bool:
     return key_of(inner).startswith((f"{key_of(outer)}.", f"{key_of(outer)}["))
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Place:
     """A block in which updates are made, and what is around it.
 

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Collection, Iterator, Sequence
 
 from .conditions import Atom, Formula, answers, atoms_of, holds
-from .values import Context, Value
+from .values import Context, Value, thing
 
 __all__ = ["Act", "Block", "Branch", "Event", "Exit", "Inlined", "Loop", "Node", "Run", "runs_of"]
 
@@ -46,7 +46,7 @@ class Act(enum.Enum):
     UNKNOWN = enum.auto()  # something that may do any of these
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Event:
     """One thing that happens.
 
@@ -77,14 +77,14 @@ class Event:
         return line
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Block:
     """Things in order."""
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Branch:
     formula: Formula
     body: Block
@@ -92,7 +92,7 @@ class Branch:
     node: ast.AST
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Region:
     """The body of a `with` statement."""
 
@@ -101,7 +101,7 @@ class Region:
     node: ast.AST
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Attempt:
     """A `try` statement; what handles an error is a branch of its own."""
 
@@ -111,7 +111,7 @@ class Attempt:
     node: ast.Try | ast.TryStar
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Inlined:
     """The body of a function that was called."""
 
@@ -119,7 +119,7 @@ class Inlined:
     node: ast.AST
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Loop:
     """A loop, or a function that somebody calls again and again."""
 
@@ -131,7 +131,7 @@ class Loop:
     is_endless: bool = False  # `while`
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Exit:
     word: str  # "continue", "break", "return", "raise"
     node: ast.AST
@@ -140,7 +140,7 @@ class Exit:
 Node = Event | Branch | Region | Attempt | Inlined | Loop | Exit
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Run:
     """One way through a loop's body.
 

@@ -106,7 +106,9 @@ def before_unscale(update: Update) -> Iterator[Report]:
         step = next(s for s in update.steps if _is_scaler(s))
         text = text_of(step.node.func.value)  # type: ignore[attr-defined]
         argument = text_of(step.node.args[0])  # type: ignore[attr-defined]
-        edits = (Edit(found.node, f"{text}.unscale_({argument})", is_line_before=True),)
+        edits = (
+            Edit(found.node, f"{text}.unscale_({argument})", is_line_before=True, beside=step.node),
+        )
     yield Report(
         "MS202",
         found.node,
