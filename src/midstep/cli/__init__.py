@@ -14,7 +14,9 @@ import typer
 
 from .. import __version__
 from .audit import SETTINGS, audit
+from .explain import explain
 from .failures import FINE, fail, period
+from .lint import lint
 from .train import train
 
 __all__ = ["main", "run"]
@@ -28,6 +30,8 @@ app = typer.Typer(
 )
 app.command()(train)
 app.command(context_settings=SETTINGS)(audit)
+app.command()(lint)
+app.command()(explain)
 
 
 def _print_version(wanted: bool) -> None:

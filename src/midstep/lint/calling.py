@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable
 
 from . import known
@@ -31,12 +30,13 @@ from .values import (
     WindowSum,
     Wrap,
     key_of,
+    thing,
 )
 
 __all__ = ["Call", "call_outside", "clip", "loss_of", "opaque", "params_of"]
 
 
-@dataclasses.dataclass(slots=True)
+@thing
 class Call:
     """One call: where, with what."""
 
@@ -397,6 +397,8 @@ def _number(call: Call) -> Value:
     if isinstance(value, Loss):
         call.reader.emit(Act.READ, call.node, value)
         return Unknown("number")
+    if isinstance(value, Const) and str(value.value).lower() in {"inf", "infinity", "+inf"}:
+        return Const(float("inf"))
     return value if value is not None else Const(0)
 
 

@@ -333,6 +333,9 @@ class Expressions:
                 return owner.items[index.value]
         if isinstance(owner, Loss):
             return owner
+        if isinstance(owner, Module) and isinstance(index, Const) and type(index.value) is int:
+            if -len(owner.parts) <= index.value < len(owner.parts):
+                return owner.parts[index.value]
         return Unknown(f"{key_of(owner)}[{text_of(node.slice)}]")
 
     def _items(self, node: ast.Tuple | ast.List | ast.Set) -> Value:

@@ -7,7 +7,6 @@ steps in every k-th pass, *nested* when a loop over microbatches stands inside t
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -29,6 +28,7 @@ from .values import (
     Value,
     is_accumulation_name,
     key_of,
+    thing,
 )
 
 __all__ = ["Place", "Update", "bare", "covers", "places_of", "same"]
@@ -74,10 +74,14 @@ def covers(whole: Value, part: Value) -> bool:
         return True
     if isinstance(outer, Module) and any(covers(piece, part) for piece in outer.parts):
         return True
+    if isinstance(outer, Instance) and any(
+        isinstance(piece, Module) and covers(piece, part) for piece in outer.attributes.values()
+    ):
+        return True
     return key_of(inner).startswith((f"{key_of(outer)}.", f"{key_of(outer)}["))
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Place:
     """A block in which updates are made, and what is around it.
 
@@ -203,10 +207,9 @@ class Update:
         step_runs = [run for run in self.runs if self.steps_in(run)]
         if not step_runs or len(step_runs) == len(self.runs):
             return None
-        for atom in step_runs[0].answer:
-            if atom.topic is not Topic.WINDOW:
-                continue
-            for ends_at in (True, False):
+        atoms = [atom for atom in step_runs[0].answer if atom.topic is Topic.WINDOW]
+        for ends_at in (True, False):
+            for atom in atoms:
                 if self._is_gate(atom, step_runs, ends_at=ends_at):
                     return atom, ends_at
         return None
@@ -216,11 +219,21 @@ class Update:
             if run.answer[atom] is not ends_at and not _at_tail(run):
                 return False
         return any(
-            run.answer[atom] is not ends_at
-            and not self.steps_in(run)
-            and any(event.node in self.feeding for event in run.events)
+            run.answer[atom] is not ends_at and not self.steps_in(run) and self._adds_up(run)
             for run in self.runs
         )
+
+    def _adds_up(self, run: Run) -> bool:
+        """Whether a run leaves gradients for a later step of this optimizer."""
+        left = False
+        for event in run.events:
+            if event.act is Act.BACKWARD:
+                left = True
+                if event.node in self.feeding:
+                    return True
+            elif event.act in {Act.STEP, Act.ELSEWHERE, Act.UNKNOWN}:
+                left = False
+        return left
 
     @functools.cached_property
     def is_accelerated(self) -> bool:
@@ -263,6 +276,14 @@ class Update:
             length = getattr(inner.iterator, "length", None)
             return key_of(length) if length is not None else ""
         return ""
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the length of a window has a name that says so."""
+        inner = self.place.inner
+        over = text_of(inner.node.iter) if inner and isinstance(inner.node, ast.For) else ""
+        words = over.replace("(", " ").replace(")", " ").replace(",", " ").split()
+        return is_accumulation_name(self.length) or any(map(is_accumulation_name, words))
 
     def inside_runs(self) -> list[Run]:
         """Runs over a microbatch that is not the last of its window."""

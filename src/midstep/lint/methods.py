@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from . import known
 from .arithmetic import divided, multiplied
+from .asking import formula_of
 from .calling import Call, clip, opaque, use_up
 from .evaluator import text_of
 from .trace import Act
@@ -172,7 +173,11 @@ def _no_sync(call: Call, owner: Value) -> Value:
 
 
 def _no_backward_sync(call: Call, owner: Value) -> Value:
-    return Context("no_sync", call.get(0, "module") or owner)
+    """Fabric's, which has a switch: `no_backward_sync(model, enabled=is_accumulating)`."""
+    node = call.node.args[1] if len(call.node.args) > 1 else None
+    node = next((k.value for k in call.node.keywords if k.arg == "enabled"), node)
+    formula = formula_of(call.reader, node) if node is not None else None
+    return Context("no_sync", call.get(0, "module") or owner, formula)
 
 
 def _accumulate(call: Call, owner: Value) -> Value:

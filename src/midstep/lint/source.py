@@ -134,9 +134,11 @@ def _without_magic(lines: list[str]) -> list[str]:
     if first.startswith("%%") and not first.startswith(("%%time", "%%capture")):
         return ["pass"] * len(lines)  # a cell in another language
     written: list[str] = []
-    goes_on = False
+    indent, goes_on = "", False
     for line in lines:
         is_magic = goes_on or bool(MAGIC.match(line))
+        if not goes_on:
+            indent = line[: len(line) - len(line.lstrip())]
         goes_on = is_magic and line.rstrip().endswith("\\")
-        written.append(f"{line[: len(line) - len(line.lstrip())]}pass" if is_magic else line)
+        written.append(f"{indent}pass" if is_magic else line)
     return written

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Collection, Iterator, Sequence
 
 from .conditions import Atom, Formula, answers, atoms_of, holds
-from .values import Context, Value
+from .values import Context, Value, thing
 
 __all__ = ["Act", "Block", "Branch", "Event", "Exit", "Inlined", "Loop", "Node", "Run", "runs_of"]
 
@@ -46,7 +46,7 @@ class Act(enum.Enum):
     UNKNOWN = enum.auto()  # something that may do any of these
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Event:
     """One thing that happens.
 
@@ -77,14 +77,14 @@ class Event:
         return line
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Block:
     """Things in order."""
 
     nodes: list[Node] = dataclasses.field(default_factory=list)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Branch:
     formula: Formula
     body: Block
@@ -92,7 +92,7 @@ class Branch:
     node: ast.AST
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Region:
     """The body of a `with` statement."""
 
@@ -101,7 +101,7 @@ class Region:
     node: ast.AST
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Attempt:
     """A `try` statement; what handles an error is a branch of its own."""
 
@@ -111,7 +111,7 @@ class Attempt:
     node: ast.Try | ast.TryStar
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Inlined:
     """The body of a function that was called."""
 
@@ -119,7 +119,7 @@ class Inlined:
     node: ast.AST
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Loop:
     """A loop, or a function that somebody calls again and again."""
 
@@ -131,7 +131,7 @@ class Loop:
     is_endless: bool = False  # `while`
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Exit:
     word: str  # "continue", "break", "return", "raise"
     node: ast.AST
@@ -140,7 +140,7 @@ class Exit:
 Node = Event | Branch | Region | Attempt | Inlined | Loop | Exit
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Run:
     """One way through a loop's body.
 
@@ -149,12 +149,14 @@ class Run:
         events: In order.
         exit: What ended it early, or None.
         tests: The branches that were taken, with the answer, in order.
+        left: Every `return`, `continue` or `break` on the way, of functions and inner loops too.
     """
 
     answer: dict[Atom, bool]
     events: list[Event]
     exit: Exit | None = None
     tests: list[tuple[Branch, bool]] = dataclasses.field(default_factory=list)
+    left: list[Exit] = dataclasses.field(default_factory=list)
 
 
 class _Stop(Exception):
@@ -216,6 +218,7 @@ class _Player:
         except _Stop as stop:
             if stop.exit.word not in words:
                 raise
+            self.run.left.append(stop.exit)
 
 
 def runs_of(block: Block, left_out: Collection[int] = ()) -> list[Run]:
@@ -235,6 +238,7 @@ def runs_of(block: Block, left_out: Collection[int] = ()) -> list[Run]:
             player.play(block)
         except _Stop as stop:
             player.run.exit = stop.exit
+            player.run.left.append(stop.exit)
         runs.append(player.run)
     return runs
 

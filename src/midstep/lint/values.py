@@ -10,7 +10,7 @@ import ast
 import dataclasses
 import enum
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from .conditions import Formula
@@ -48,7 +48,10 @@ __all__ = [
     "Wrap",
     "is_accumulation_name",
     "key_of",
+    "thing",
 ]
+
+Made = TypeVar("Made")
 
 # `accumulation_steps`, `grad_accum`, `accum_iter`, `acc_grad`, `iter_size`, `update_freq`, ...
 ACCUMULATION = re.compile(
@@ -71,13 +74,24 @@ def is_accumulation_name(key: str) -> bool:
     return bool(ACCUMULATION.search(key.rpartition(".")[2]))
 
 
+@dataclass_transform(eq_default=False)
+def thing(cls: type[Made]) -> type[Made]:
+    """A dataclass that is compared by identity.
+
+    Without the methods that nobody calls, because making them is half the time that this package
+    takes to load.
+
+    Args:
+        cls: With its fields.
+    """
+    return dataclasses.dataclass(eq=False, repr=False, match_args=False)(cls)
+
+
 class Value:
     """Anything that a name may stand for."""
 
-    __slots__ = ()
 
-
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Unknown(Value):
     """Something that the text does not tell; `key` is how it was written."""
 
@@ -86,12 +100,12 @@ class Unknown(Value):
     is_named: bool = False
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Const(Value):
     value: Any
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Torch(Value):
     """Something imported, by its full dotted name."""
 
@@ -120,14 +134,14 @@ class Scope:
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Function(Value):
     node: FunctionNode
     scope: Scope
     owner: Class | None = None  # the class it is a method of
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Class(Value):
     node: ast.ClassDef
     scope: Scope
@@ -163,7 +177,7 @@ class Class(Value):
         return names
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Instance(Value):
     cls: Class
     key: str
@@ -171,7 +185,7 @@ class Instance(Value):
     sought: set[str] = dataclasses.field(default_factory=set)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Bound(Value):
     """A method of something: `optimizer.step` before it is called."""
 
@@ -179,7 +193,7 @@ class Bound(Value):
     name: str
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Items(Value):
     """A tuple, a list or the values of a dictionary."""
 
@@ -196,7 +210,7 @@ class Wrap(enum.Enum):
     SHARDED = enum.auto()
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Module(Value):
     key: str
     parts: tuple[Value, ...] = ()
@@ -213,7 +227,7 @@ class Module(Value):
         return value
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Params(Value):
     """Parameters of modules, in a list or in something that can be read once."""
 
@@ -225,7 +239,7 @@ class Params(Value):
     born_in: int = 0  # number of loops around its making
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Optimizer(Value):
     key: str
     params: Value
@@ -234,13 +248,13 @@ class Optimizer(Value):
     prepared: bool = False
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Scaler(Value):
     key: str
     enabled: bool = True
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Schedule(Value):
     key: str
     class_name: str
@@ -251,7 +265,7 @@ class Schedule(Value):
     resumes: bool = False  # it was given `last_epoch`
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Accelerator(Value):
     key: str
     num_steps: Value | None  # gradient_accumulation_steps, when given
@@ -266,14 +280,14 @@ class Kind(enum.Enum):
     OTHER = enum.auto()
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Criterion(Value):
     kind: Kind
     unequal: str  # why its mean is over a number that changes, or empty
     class_name: str
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Loss(Value):
     """A tensor that may be a loss: what it is a mean of and what it was divided by."""
 
@@ -294,27 +308,27 @@ class Loss(Value):
         return dataclasses.replace(self, **{"roots": (self, *self.roots), **changes})
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Scaled(Value):
     loss: Value
     scaler: Value
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Inverse(Value):
     """1 / something."""
 
     of: Value
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class WindowSum(Value):
     """A sum over all microbatches of something that is looped over."""
 
     over: Value
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Length(Value):
     """`len(loader)`, plus a constant."""
 
@@ -322,7 +336,7 @@ class Length(Value):
     plus: int = 0
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Index(Value):
     """A number that grows by one with each pass through a loop."""
 
@@ -334,23 +348,23 @@ class Index(Value):
     resets: bool = False  # a counter that is set back when a window ends
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Remainder(Value):
     index: Value
     modulus: Value
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Condition(Value):
     formula: Formula
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class ScaleRead(Value):
     """What `scaler.get_scale()` gave."""
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Context(Value):
     """What a `with` statement enters, and the condition under which it does."""
 
@@ -359,7 +373,7 @@ class Context(Value):
     formula: Formula | None = None  # active when true; None: always
 
 
-@dataclasses.dataclass(slots=True, eq=False)
+@thing
 class Iterator(Value):
     """What a `for` statement goes over."""
 

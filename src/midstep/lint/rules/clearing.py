@@ -59,7 +59,11 @@ def _called_back(node: ast.AST) -> bool:
         if isinstance(part, ast.Call):
             name = part.func.attr if isinstance(part.func, ast.Attribute) else ""
             name = part.func.id if isinstance(part.func, ast.Name) else name
-            if "zero" in name or "reset" in name or name in {"deepcopy", "grad"}:
+            if (
+                ("zero" in name and name != "zero_grad")
+                or "reset" in name
+                or name in {"deepcopy", "grad"}
+            ):
                 return True
         if isinstance(part, ast.Attribute) and part.attr == "grad":
             if isinstance(part.ctx, ast.Store | ast.Del):

@@ -15,6 +15,13 @@ from .report import Edit, Report, at, clips_of, positions, words
 
 __all__ = ["CLIPPING"]
 
+# The beginnings of the names of layers without parameters.
+PLAIN = (
+    *("ReLU", "LeakyReLU", "GELU", "SiLU", "ELU", "Tanh", "Sigmoid", "Softmax", "LogSoftmax"),
+    *("Dropout", "Flatten", "Unflatten", "Identity", "MaxPool", "AvgPool", "Adaptive", "Softplus"),
+    *("Hardtanh", "Mish", "Upsample", "PixelShuffle"),
+)
+
 
 def every_microbatch(update: Update) -> Iterator[Report]:
     """MS201: a clip in a pass that does not step.
@@ -99,7 +106,9 @@ def before_unscale(update: Update) -> Iterator[Report]:
         step = next(s for s in update.steps if _is_scaler(s))
         text = text_of(step.node.func.value)  # type: ignore[attr-defined]
         argument = text_of(step.node.args[0])  # type: ignore[attr-defined]
-        edits = (Edit(found.node, f"{text}.unscale_({argument})", is_line_before=True),)
+        edits = (
+            Edit(found.node, f"{text}.unscale_({argument})", is_line_before=True, beside=step.node),
+        )
     yield Report(
         "MS202",
         found.node,
@@ -238,8 +247,14 @@ def _is_clipped(own: Value, clipped: list[Value]) -> bool:
     if any(covers(other, own) for other in clipped):
         return True
     inner = bare(own)
-    parts = inner.parts if isinstance(inner, Module) else ()
+    parts = [p for p in inner.parts if _has_parameters(p)] if isinstance(inner, Module) else []
     return bool(parts) and all(_is_clipped(part, clipped) for part in parts)
+
+
+def _has_parameters(module: Value) -> bool:
+    """Activations, dropout and pooling hold none, nor does a number."""
+    name = key_of(module).rpartition(".")[2]
+    return not name.startswith(PLAIN)
 
 
 def _are_related(mine: Params, clipped: list[Value]) -> bool:

@@ -122,8 +122,10 @@ def _counts_microbatches(schedule: Value | None, length: str) -> bool:
     if not isinstance(schedule, Schedule) or not schedule.horizon:
         return False
     text = " ".join(text_of(node) for node in schedule.horizon)
-    if "//" in text or "/" in text or (length and length in text):
+    if "/" in text or (length and length in text):
         return False
+    if "len(" in text:
+        return True
     return not all(isinstance(value, Const) for value in schedule.horizon_values)
 
 

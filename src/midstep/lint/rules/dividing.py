@@ -17,7 +17,6 @@ from ..values import (
     Kind,
     Value,
     WindowSum,
-    is_accumulation_name,
     key_of,
 )
 from ..values import (
@@ -43,7 +42,7 @@ def _inner_is_window(update: Update) -> bool:
         if loss is not None
         for divisor, node in loss.divisors
     )
-    return divided or is_accumulation_name(update.length)
+    return divided or update.is_named
 
 
 def mean_of_means(update: Update) -> Iterator[Report]:
@@ -132,7 +131,7 @@ def not_divided(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
-    is_window = update.is_flat or (update.is_nested and is_accumulation_name(update.length))
+    is_window = update.is_flat or (update.is_nested and update.is_named)
     if not is_window or update.place.is_opaque() or update.place.events(Act.DIVIDE):
         return
     if _changes_rate(update):

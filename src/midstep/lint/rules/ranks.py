@@ -199,9 +199,8 @@ def one_rank_skips(update: Update) -> Iterator[Report]:
     if model is None or update.place.events(Act.GATHER):
         return
     for run in update.runs:
-        if run.exit is None or run.exit.word not in {"continue", "return"}:
-            continue
-        if positions(run, Act.BACKWARD):
+        left = [out for out in run.left if out.word in {"continue", "return"}]
+        if not left or positions(run, Act.BACKWARD):
             continue
         asked = [
             b for b, _ in run.tests if any(a.topic is Topic.FINITE for a in atoms_of(b.formula))
@@ -210,7 +209,7 @@ def one_rank_skips(update: Update) -> Iterator[Report]:
             test = getattr(asked[-1].node, "test", asked[-1].node)
             yield Report(
                 "MS506",
-                run.exit.node,
+                left[-1].node,
                 f"{words(test)} is asked by each rank for itself, and the backward of "
                 f"`{key_of(model)}` waits for all of them.",
             )

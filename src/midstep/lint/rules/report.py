@@ -23,11 +23,13 @@ class Edit:
         node: What is replaced, or what a line is put in front of.
         text: The new text.
         is_line_before: Put a line in front, indented like the statement of the node.
+        beside: A node in whose function the names of the new line are in sight.
     """
 
     node: ast.AST
     text: str
     is_line_before: bool = False
+    beside: ast.AST | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -73,7 +73,11 @@ def listed_twice(update: Update) -> Iterator[Report]:
 def _shared(update: Update, optimizer: Optimizer) -> Iterator[Report]:
     assert isinstance(optimizer.params, Params)
     for run in update.step_runs():
-        for event in run.events:
+        own_step = update.steps_in(run)[0]
+        for number, event in enumerate(run.events):
+            low, high = sorted((number, own_step))
+            if any(e.act in {Act.BACKWARD, Act.ZERO} for e in run.events[low:high]):
+                continue  # each steps with gradients of its own
             other = event.subject
             if event.act is not Act.STEP or other is optimizer or not isinstance(other, Optimizer):
                 continue

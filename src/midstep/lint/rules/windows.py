@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ..conditions import Topic, atoms_of
-from ..loops import Update
+from ..loops import Update, named_length
 from ..trace import Act, Branch, Event, Run, walk
 from ..values import Accelerator, Module, Params, is_accumulation_name, key_of
 from .dividing import accumulates, flush_of, has_tail, is_full
@@ -170,20 +170,20 @@ def stepped_inside(update: Update) -> Iterator[Report]:
     place = update.place
     if update.gate is not None or update.is_accelerated or update.is_nested or place.is_opaque():
         return
-    runs = [run for run in update.runs if positions(run, Act.BACKWARD) and run.exit is None]
+    runs = [run for run in update.runs if positions(run, Act.BACKWARD) and not _ends(run)]
     if not runs or not all(update.steps_in(run) for run in runs):
         return
     if any(isinstance(event.by, Accelerator) for event in place.events(Act.BACKWARD)):
         return
     step = update.steps[0]
     for _, loss in update.losses():
-        for divisor, _node in loss.divisors if loss is not None else ():
-            if is_accumulation_name(key_of(divisor)):
+        for divisor, node in loss.divisors if loss is not None else ():
+            if is_accumulation_name(key_of(divisor)) or named_length(node):
                 yield Report(
                     "MS112",
                     step.node,
-                    f"{at(step)} runs with every microbatch, while the loss is divided by "
-                    f"`{key_of(divisor)}`.",
+                    f"{at(step)} runs with every microbatch, while {words(node)} divides "
+                    "the loss by the length of a window.",
                 )
                 return
     if _cleared_by_window(update):
@@ -192,6 +192,11 @@ def stepped_inside(update: Update) -> Iterator[Report]:
             step.node,
             f"{at(step)} runs with every microbatch, while the gradients are cleared once a window.",
         )
+
+
+def _ends(run: Run) -> bool:
+    """Whether a run stops the loop, or refuses what is not finite."""
+    return _refuses(run) or (run.exit is not None and run.exit.word in {"raise", "break"})
 
 
 def _cleared_by_window(update: Update) -> bool:
