@@ -19,9 +19,9 @@ accumulation_steps = 4
 loss_fn = nn.CrossEntropyLoss(ignore_index=-100)
 optimizer.zero_grad()
 for step, (ids, labels) in enumerate(batches(), start=1):
-    loss = loss_fn(model(ids).flatten(0, 1), labels.flatten())  # expect[lint]: MS101
+    loss = loss_fn(model(ids).flatten(0, 1), labels.flatten())  # expect: MS101
     loss = loss / accumulation_steps
-    loss.backward()  # expect[audit]: MS101
+    loss.backward()
     if step % accumulation_steps == 0:
         optimizer.step()
         optimizer.zero_grad()

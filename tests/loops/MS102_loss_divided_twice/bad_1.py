@@ -18,8 +18,8 @@ class Trainer:
     def fit(self):
         for i, (x, y) in enumerate(loader):
             loss = self.loss(x, y)
-            loss /= self.accumulation_steps  # expect[lint]: MS102
-            loss.backward()  # expect[audit]: MS102
+            loss /= self.accumulation_steps  # expect: MS102
+            loss.backward()
             if (i + 1) % self.accumulation_steps == 0:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -11,8 +11,8 @@ iter_size = 4
 last = len(loader) - 1
 for i, (x, y) in enumerate(loader):
     loss = criterion(model(x), y)
-    loss = loss / iter_size  # expect[lint]: MS104
+    loss = loss / iter_size  # expect: MS104
     loss.backward()
     if (i + 1) % iter_size == 0 or i == last:
-        optimizer.step()  # expect[audit]: MS104
+        optimizer.step()
         optimizer.zero_grad()

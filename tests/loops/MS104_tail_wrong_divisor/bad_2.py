@@ -17,13 +17,13 @@ def main(accumulate=4):
     model, optimizer = build()
     batches = data()
     for i, (x, y) in enumerate(batches):
-        loss = F.cross_entropy(model(x), y).div(accumulate)  # expect[lint]: MS104
+        loss = F.cross_entropy(model(x), y).div(accumulate)  # expect: MS104
         loss.backward()
         if (i + 1) % accumulate == 0:
             optimizer.step()
             optimizer.zero_grad()
     if len(batches) % accumulate != 0:
-        optimizer.step()  # expect[audit]: MS104
+        optimizer.step()
         optimizer.zero_grad()
 
 

@@ -14,6 +14,6 @@ for epoch in range(2):
         loss = criterion(model(x), y) / gradient_accumulation_steps
         loss.backward()
         is_boundary = (step + 1) % gradient_accumulation_steps == 0
-        if is_boundary:  # expect[lint]: MS105
+        if is_boundary:  # expect: MS105
             optimizer.step()
             model.zero_grad()

@@ -15,6 +15,6 @@ for epoch in range(2):
         loss = criterion(model(x), y) / k
         loss.backward()
         count += 1
-        if count % k == 0:  # expect[lint]: MS106
+        if count % k == 0:  # expect: MS106
             optimizer.step()
             optimizer.zero_grad()

@@ -19,8 +19,8 @@ def main():
     for step, (x, y) in enumerate(data(), start=1):
         loss = F.cross_entropy(model(x), y) / accumulation_steps
         loss.backward()
-        if (step + 1) % accumulation_steps == 0:  # expect[lint]: MS107
-            optimizer.step()  # expect[audit]: MS107
+        if (step + 1) % accumulation_steps == 0:  # expect: MS107
+            optimizer.step()
             optimizer.zero_grad()
 
 

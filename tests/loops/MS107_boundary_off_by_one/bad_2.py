@@ -12,7 +12,7 @@ batch_idx = 0
 for x, y in loader:
     loss = criterion(model(x), y) / accumulation_steps
     loss.backward()
-    if batch_idx % accumulation_steps == 0:  # expect[lint]: MS107
-        optimizer.step()  # expect[audit]: MS107
+    if batch_idx % accumulation_steps == 0:  # expect: MS107
+        optimizer.step()
         optimizer.zero_grad()
     batch_idx += 1

@@ -11,6 +11,6 @@ k = 5
 for i, (x, y) in enumerate(loader, 1):
     loss = criterion(model(x), y) / k
     loss.backward()
-    if i % k != 0:  # expect[lint]: MS108
-        optimizer.step()  # expect[audit]: MS108
+    if i % k != 0:  # expect: MS108
+        optimizer.step()
         optimizer.zero_grad()

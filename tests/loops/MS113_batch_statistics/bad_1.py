@@ -6,7 +6,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv1d(2, 4, 3, padding=1)
-        self.norm = nn.BatchNorm1d(4)  # expect[lint]: MS113
+        self.norm = nn.BatchNorm1d(4)  # expect: MS113
         self.head = nn.Linear(16, 3)
 
     def forward(self, x):

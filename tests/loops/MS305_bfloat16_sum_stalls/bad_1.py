@@ -8,7 +8,7 @@ criterion = nn.CrossEntropyLoss()
 loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
 
 grad_accum_steps = 5
-model.bfloat16()  # expect[lint]: MS305
+model.bfloat16()  # expect: MS305
 for i, (x, y) in enumerate(loader):
     loss = criterion(model(x.bfloat16()).float(), y) / grad_accum_steps
     loss.backward()

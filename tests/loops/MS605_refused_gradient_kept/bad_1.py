@@ -14,4 +14,4 @@ for x, y in loader:
     if not torch.isfinite(norm):
         continue
     optimizer.step()
-    optimizer.zero_grad()  # expect[lint]: MS605
+    optimizer.zero_grad()  # expect: MS605

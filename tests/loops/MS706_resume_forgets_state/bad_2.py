@@ -14,7 +14,7 @@ loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
 
 def save(path):
     state = {"model": model.state_dict(), "opt": optimizer.state_dict()}
-    torch.save(state, path)  # expect[lint]: MS706
+    torch.save(state, path)  # expect: MS706
 
 
 def resume(path):

@@ -17,7 +17,7 @@ for step, (x, y) in enumerate(loader):
     optimizer.step()
     if step == 5:
         state = {"net": model.state_dict(), "optim": optimizer.state_dict(), "step": step}
-        torch.save(state, path)  # expect[lint]: MS707
+        torch.save(state, path)  # expect: MS707
 state = torch.load(path)
 model.load_state_dict(state["net"])
 optimizer.load_state_dict(state["optim"])

@@ -18,7 +18,7 @@ class Trainer:
 
     def save(self):
         state = self.model.state_dict(), self.optimizer.state_dict()
-        torch.save(state, self.path)  # expect[lint]: MS707
+        torch.save(state, self.path)  # expect: MS707
 
     def load(self):
         weights, moments = torch.load(self.path)
