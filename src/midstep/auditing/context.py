@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..findings import Finding, Format, Selection, Suppressions, render
+from ..findings import Finding, Format, Selection, Suppressions, once, render
 from .checks import check
 from .events import Recording
 
@@ -100,7 +100,8 @@ def judge(recordings: Sequence[Recording], selection: Selection) -> list[Finding
                 text = ""
             texts[finding.path] = Suppressions(text)
     kept = [finding for finding in findings if not texts[finding.path].hides(finding)]
-    return [dataclasses.replace(finding, path=_short(finding.path)) for finding in kept]
+    # Processes may name one file in several ways.
+    return once(dataclasses.replace(finding, path=_short(finding.path)) for finding in kept)
 
 
 def _short(path: str) -> str:

@@ -22,6 +22,9 @@ from .figures import figures
 from .launch import Launch, Speaker
 from .lr_range import lr_range
 from .schedule import schedule
+from .explain import explain
+from .failures import FINE, fail, period
+from .lint import lint
 from .train import train
 from .verify import verify
 
@@ -43,6 +46,8 @@ app.command()(schedule)
 app.command(context_settings=SETTINGS)(audit)
 app.command()(figures)
 app.command()(verify)
+app.command()(lint)
+app.command()(explain)
 
 
 def _print_version(wanted: bool) -> None:

@@ -94,9 +94,14 @@ class Suppressions:
             for line, patterns in _comments(source):
                 self._patterns.setdefault(line, []).extend(patterns)
 
-    def hides(self, finding: Finding) -> bool:
-        """Whether a comment says to leave this finding out."""
-        patterns = self._patterns.get(finding.line, ())
+    def hides(self, finding: Finding, *, at: int | None = None) -> bool:
+        """Whether a comment says to leave this finding out.
+
+        Args:
+            finding: The one in question.
+            at: Its line in the text, where that is not the line that is shown.
+        """
+        patterns = self._patterns.get(finding.line if at is None else at, ())
         return any(matches(finding.defect, pattern) for pattern in patterns if pattern)
 
     def unknown(self) -> list[tuple[int, str]]:

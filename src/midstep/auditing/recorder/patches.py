@@ -82,8 +82,12 @@ def _like(original: Any, replacement: Any) -> Any:
 
 
 def _swap(pairs: dict[int, tuple[Any, Any]]) -> None:
+    wanted = pairs.keys()
     for module in list(sys.modules.values()):
         # What stands among the modules need not be one.
-        for name, value in list(getattr(module, "__dict__", {}).items()):
+        names: dict[str, Any] = getattr(module, "__dict__", {})
+        if wanted.isdisjoint(map(id, names.values())):
+            continue
+        for name, value in list(names.items()):
             if id(value) in pairs:
                 setattr(module, name, pairs[id(value)][1])
