@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over its own pipe: enough of the DevTools protocol to look at a page.
+"""A headless Chromium, spoken to over its own pipe: enough of DevTools to look at a page.
 
 No driver and no package: the browser reads commands from file descriptor 3 and answers on 4, each
 message ended by a zero byte.

@@ -13,7 +13,8 @@ from ..run import Run
 from ..verdict import judge
 from .charts import finished
 from .data import drawn, share_of_budget
-from .panels import Panel, panels_of
+from .panel import Panel
+from .panels import panels_of
 from .tables import TABLE, smooth
 from .theme import DARK, LIGHT, Theme
 from .thinning import kept_rows
@@ -43,7 +44,7 @@ def write_pictures(runs: Sequence[Run], folder: Path, *, dark: bool = False) -> 
     theme = DARK if dark else LIGHT
     folder.mkdir(parents=True, exist_ok=True)
     panels = panels_of(runs, theme)
-    specs = [_spec_of(panel, runs, theme) for panel in panels]
+    specs = [_spec_of(panel, runs) for panel in panels]
     written = []
     for panel, spec in zip(panels, specs, strict=True):
         path = folder / f"{panel.id}.png"
@@ -94,7 +95,7 @@ def _alone(spec: dict[str, Any], theme: Theme) -> dict[str, Any]:
     return {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": config, **spec}
 
 
-def _spec_of(panel: Panel, runs: Sequence[Run], theme: Theme) -> dict[str, Any]:
+def _spec_of(panel: Panel, runs: Sequence[Run]) -> dict[str, Any]:
     lo = min(float(run.updates[0]) for run in runs)
     hi = max(float(run.updates[-1]) for run in runs)
     spec = finished(panel.chart, height=panel.height, lo=lo, hi=max(hi, lo + 1))

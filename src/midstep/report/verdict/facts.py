@@ -21,7 +21,7 @@ def facts_of(run: Run) -> dict[str, str]:
     if run.has("loss_mean"):
         losses = finite(run.column("loss_mean"))
         facts["loss"] = (
-            f"{losses[0]:.4g} at first, {losses[-1]:.4g} at last" if len(losses) else "-"
+            f"{losses[-1]:.4g} at last, {losses[0]:.4g} at first" if len(losses) else "-"
         )
     if run.held_out is not None:
         values = run.held_out.values
