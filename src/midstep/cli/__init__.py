@@ -14,6 +14,7 @@ import typer
 
 from .. import __version__
 from .failures import FINE, fail, period
+from .report import report
 from .train import train
 
 __all__ = ["main", "run"]
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(report)
 
 
 def _print_version(wanted: bool) -> None:

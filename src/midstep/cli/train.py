@@ -138,7 +138,8 @@ def _run(training: Training) -> int:
     with stop.listening(), watch.showing():
         training.run(watch, should_stop=stop)
     if training.is_complete:
-        for line in [*training.summary().lines(), f"{'written to':20}{path}"]:
+        lines = [*training.summary().lines(), *_verdict_lines(path)]
+        for line in [*lines, f"{'written to':20}{path}"]:
             watch.say(line)
         return FINE
     assert stop.signal is not None
@@ -147,6 +148,19 @@ def _run(training: Training) -> int:
         f"{_resume_command(path)}",
     )
     return INTERRUPTED + stop.signal
+
+
+def _verdict_lines(path: Path) -> Iterator[str]:
+    """Say what the record of the run shows, and which command shows all of it."""
+    from ..report import judge, read
+
+    judgement = judge(read(path))
+    number = len(judgement.findings)
+    words = f"{number} finding{'' if number == 1 else 's'}" if number else "nothing found"
+    yield f"{'verdict':20}{words}"
+    for finding in judgement.findings:
+        yield from finding.lines()
+    yield f"{'to see it':20}{_command('report', str(path))}"
 
 
 @contextlib.contextmanager
@@ -166,7 +180,11 @@ def _saying_what_is_saved(training: Training) -> Iterator[None]:
 
 
 def _resume_command(path: Path) -> str:
-    """Spell the command so that it can be pasted, whichever way this one was called."""
+    return _command("train", "--resume", str(path))
+
+
+def _command(*arguments: str) -> str:
+    """Spell a command so that it can be pasted, whichever way this one was called."""
     called = Path(sys.argv[0])
     midstep = ["python", "-m", "midstep"] if called.name == "__main__.py" else [called.name]
-    return shlex.join([*midstep, "train", "--resume", str(path)])
+    return shlex.join([*midstep, *arguments])

@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from .html import write_page
 from .pictures import write_pictures
+from .serving import serving
 
-__all__ = ["write_page", "write_pictures"]
+__all__ = ["serving", "write_page", "write_pictures"]

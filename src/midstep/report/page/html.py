@@ -26,7 +26,7 @@ from .panels import missing, panels_of
 from .theme import DARK, LIGHT, Theme
 from .words import findings_html, panels_html, runs_html
 
-__all__ = ["page_of", "payload", "write_page"]
+__all__ = ["page_of", "parts_of_page", "payload", "write_page"]
 
 _PARTS = 10  # rows of the table below a chart
 
@@ -75,25 +75,26 @@ def payload(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def page_of(runs: Sequence[Run], *, watching: bool = False) -> str:
+def page_of(runs: Sequence[Run], *, watching: str | None = None) -> str:
     """Give the page as text.
 
     Args:
         runs: At least one.
-        watching: Whether it asks the server it came from for what is new.
+        watching: What the server it comes from calls the state it shows; it asks there for what
+            is new. None for a page that is a file.
     """
     data = payload(runs)
     # The title first: what is put in after it may hold an `@` of its own.
     words = {
         "TITLE": html.escape(", ".join(run.name for run in runs)),
-        "POLICY": "connect-src 'self'; " if watching else "",
+        "POLICY": "connect-src 'self'; " if watching is not None else "",
         "STYLE": _resource("page.css") + _css_of(LIGHT, DARK),
         "BODY": _body(data),
         # In a script element only `</script` and `<!--` could end it early.
         "DATA": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "VEGA": _vega(),
         "SCRIPT": _resource("data.js") + _resource("charts.js") + _resource("page.js"),
-        "WATCHING": "true" if watching else "false",
+        "WATCHING": json.dumps(watching).replace("<", "\\u003c"),
     }
     page = _resource("page.html")
     for name, text in words.items():
@@ -101,10 +102,22 @@ def page_of(runs: Sequence[Run], *, watching: bool = False) -> str:
     return page
 
 
+def parts_of_page(data: dict[str, Any]) -> dict[str, str]:
+    """Give the parts of the page that change while a run goes on, by the id of their place.
+
+    Args:
+        data: What the script draws.
+    """
+    return {
+        "facts": runs_html(data["runs"]),
+        "verdict": findings_html(data["runs"]),
+        "panels": panels_html(data),
+        "foot": _foot(data),
+    }
+
+
 def _body(data: dict[str, Any]) -> str:
-    return "\n".join(
-        (runs_html(data["runs"]), findings_html(data["runs"]), panels_html(data), _foot(data))
-    )
+    return "\n".join(f'<div id="{name}">{part}</div>' for name, part in parts_of_page(data).items())
 
 
 def _foot(data: dict[str, Any]) -> str:

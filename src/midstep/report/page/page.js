@@ -153,7 +153,8 @@ function listenToButtons() {
     $(id).addEventListener("change", () => zoom(chosen("from", DATA.lo), chosen("to", DATA.hi)));
   }
   $("theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    const theme = document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("midstep-theme", theme); } catch { /* a file may have no storage */ }
     drawAll();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
@@ -181,6 +182,10 @@ function redrawWhenResized() {
 }
 
 async function begin() {
+  try {
+    const theme = localStorage.getItem("midstep-theme");
+    if (theme) document.documentElement.dataset.theme = theme;
+  } catch { /* a file may have no storage */ }
   const range = /^#(\d+)-(\d+)$/.exec(location.hash);
   if (range) [shown.lo, shown.hi] = [Math.max(DATA.lo, +range[1]), Math.min(DATA.hi, +range[2])];
   if (!(shown.hi > shown.lo)) [shown.lo, shown.hi] = [DATA.lo, DATA.hi];
@@ -190,7 +195,49 @@ async function begin() {
   await drawAll();
   redrawWhenResized();
   document.documentElement.dataset.drawn = String(charts.size);
-  if (WATCHING) watch();
+  if (WATCHING !== null) watch();
 }
-window.report = {DATA, charts, shown, zoom};  // for whoever opens the console
+// While the run goes on: draw what is new in place. Zoom, colours and place on the page stay.
+async function refresh(answer) {
+  const {key, data, parts} = await answer.json();
+  state.key = key;
+  const wasWhole = shown.lo === DATA.lo && shown.hi === DATA.hi;
+  const framesOf = these => JSON.stringify(these.panels.map(panel => [panel.id, panel.groups]));
+  const isSame = framesOf(data) === framesOf(DATA);
+  DATA = data;
+  for (const name of ["facts", "verdict", "foot"]) $(name).innerHTML = parts[name];
+  if (wasWhole) [shown.lo, shown.hi] = [data.lo, data.hi];
+  if (isSame) {
+    for (const panel of data.panels) {
+      const chart = charts.get(panel.id);
+      if (chart) chart.panel = panel;
+    }
+    await zoom(shown.lo, shown.hi);
+  } else {
+    charts.forEach(({view}) => view.finalize());
+    charts.clear();
+    $("panels").innerHTML = parts.panels;
+    document.querySelectorAll(".chart").forEach(listen);
+    await drawAll();
+    showRange();
+  }
+  document.documentElement.dataset.updates = String(Math.max(...DATA.runs.map(run => run.updates)));
+}
+
+async function watch() {
+  state.key = WATCHING;
+  for (;;) {
+    await new Promise(resolve => setTimeout(resolve, document.hidden ? 10000 : 2000));
+    try {
+      const answer = await fetch(`data?key=${encodeURIComponent(state.key)}`);
+      document.documentElement.dataset.server = "here";
+      if (answer.status === 200) await refresh(answer);
+    } catch {
+      document.documentElement.dataset.server = "gone";  // it may come back
+    }
+  }
+}
+
+// For whoever opens the console.
+window.report = {charts, shown, zoom, get data() { return DATA; }};
 begin();
