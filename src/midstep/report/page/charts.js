@@ -17,10 +17,9 @@ function specOf(panel, width) {
     spec.encoding.color.scale.range = theme.ends;
     spec.encoding.stroke.scale.range = theme.ends;
   }
-  if (width < 420) {  // long names of layers would leave no room for the cells
-    const y = spec.encoding && spec.encoding.y;
-    if (y && y.axis) y.axis.labelLimit = 84;
-  }
+  const y = spec.encoding && spec.encoding.y;
+  // Long names of layers would leave no room for the cells.
+  if (y && y.axis && y.axis.labelLimit) y.axis.labelLimit = Math.min(220, width / 4);
   spec.config = structuredClone(theme.config);
   spec.config.axisX.tickCount = width < 420 ? 4 : 6;
   spec.autosize = {type: "fit-x", contains: "padding"};

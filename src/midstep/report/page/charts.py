@@ -131,7 +131,7 @@ def heat_chart(unit: str, names: Sequence[str], *, format: str = "~e") -> Chart:
                 sort=None,
                 title=None,
                 scale=alt.Scale(domain=list(names)),
-                axis=alt.Axis(labelLimit=130, labelOverlap=True, labelFontSize=10, grid=False),
+                axis=alt.Axis(labelLimit=220, labelOverlap=True, labelFontSize=10, grid=False),
             ),
             color=color,
         )

@@ -40,7 +40,7 @@ def facts_of(run: Run) -> dict[str, str]:
         facts["targets"] = f"{np.nansum(run.column('targets')):,.0f}"
     speeds = finite(run.targets_per_second)
     if len(speeds):
-        facts["speed"] = f"{np.median(speeds):,.0f} targets a second"
+        facts["speed"] = f"{np.median(speeds):,.0f} targets/s"
     elif run.has("seconds"):
         facts["speed"] = f"{np.nanmedian(run.column('seconds')):.3g} s an update"
     return facts
