@@ -8,9 +8,9 @@ import base64
 import json
 import os
 import select
-import shlex
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,15 @@ from typing import Any, Self
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PATH = next((found for name in NAMES if (found := shutil.which(name))), None)
 TIMEOUT = 60.0
+
+# Out of the way first: one of the two may be 3 or 4 already.
+_LAUNCH = """
+import fcntl, os, sys
+ends = [fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3]]
+for number, end in zip((3, 4), ends):
+    os.dup2(end, number)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -42,9 +51,8 @@ class Browser:
             *("--hide-scrollbars", "--disable-dev-shm-usage", "--disable-extensions"),
             *("--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"),
         ]
-        command = f"exec {shlex.join([PATH, *options])} 3<&{inside_read} 4>&{inside_write}"
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", command],
+            [sys.executable, "-c", _LAUNCH, str(inside_read), str(inside_write), PATH, *options],
             pass_fds=(inside_read, inside_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -52,6 +60,13 @@ class Browser:
         os.close(inside_read)
         os.close(inside_write)
         self._page: str | None = None
+        try:
+            self._begin(width, height)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+
+    def _begin(self, width: int, height: int) -> None:
         targets = self.send("Target.getTargets")["targetInfos"]
         target = next(one["targetId"] for one in targets if one["type"] == "page")
         attached = self.send("Target.attachToTarget", targetId=target, flatten=True)
@@ -154,7 +169,7 @@ class Browser:
         try:
             self.send("Browser.close")
             self._process.wait(10)
-        except (OSError, EOFError, subprocess.TimeoutExpired):
+        except (OSError, EOFError, TimeoutError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait()
         os.close(self._write)

@@ -18,8 +18,12 @@ function specOf(panel, width) {
     spec.encoding.stroke.scale.range = theme.ends;
   }
   const y = spec.encoding && spec.encoding.y;
-  // Long names of layers would leave no room for the cells.
-  if (y && y.axis && y.axis.labelLimit) y.axis.labelLimit = Math.min(220, width / 4);
+  if (y && y.axis && y.axis.labelLimit) {
+    // Long names of layers would leave no room for the cells; their ends tell them apart.
+    const most = Math.max(12, Math.round(Math.min(220, width / 3.4) / 5.4));
+    y.axis.labelExpr = `length(datum.label) > ${most} ? '\u2026' + slice(datum.label, -${most - 1}) : datum.label`;
+    y.axis.labelLimit = 260;
+  }
   spec.config = structuredClone(theme.config);
   spec.config.axisX.tickCount = width < 420 ? 4 : 6;
   spec.autosize = {type: "fit-x", contains: "padding"};

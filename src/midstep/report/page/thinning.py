@@ -27,7 +27,7 @@ def bucket_edges(length: int, number: int) -> Rows:
 
     Example:
         >>> bucket_edges(10, 3).tolist()
-        [0, 4, 7, 10]
+        [0, 3, 7, 10]
     """
     return np.linspace(0, length, min(number, length) + 1).round().astype(np.intp)[: length + 1]
 
