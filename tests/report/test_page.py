@@ -14,7 +14,7 @@ import browser
 import numpy as np
 import pytest
 import tiny
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_records import record_of
 
@@ -74,10 +74,21 @@ def page(folder: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def chromium(tmp_path: Path) -> Iterator[browser.Browser]:
-    with browser.Browser(tmp_path / "profile") as found:
+@pytest.fixture(scope="module")
+def one_chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Browser]:
+    with browser.Browser(tmp_path_factory.mktemp("profile")) as found:
         yield found
+
+
+@pytest.fixture
+def chromium(one_chromium: browser.Browser) -> browser.Browser:
+    """As new: no page, nothing said, a wide window in the light."""
+    one_chromium.send("Page.navigate", url="about:blank")
+    one_chromium.resize(1400, 900)
+    one_chromium.prefer("light")
+    one_chromium.messages.clear()
+    one_chromium.requests.clear()
+    return one_chromium
 
 
 # -- without a browser ----------------------------------------------------------------------------
@@ -125,6 +136,7 @@ COLUMNS = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(columns=COLUMNS, must=st.sets(st.integers(0, 49)), budget=st.integers(1, 60))
 def test_thinning_never_drops_an_extreme_an_end_or_what_must_be_kept(
     columns: list[list[float]], must: set[int], budget: int
@@ -142,10 +154,15 @@ def test_thinning_never_drops_an_extreme_an_end_or_what_must_be_kept(
             assert max(kept) == array[finite].max()
 
 
-def test_the_pictures_are_the_panels_of_the_page(folder: Path, tmp_path: Path) -> None:
-    written = write_pictures([read(folder)], tmp_path)
+def test_the_pictures_are_the_panels_of_the_page(tmp_path: Path) -> None:
+    lines = [line(update, update_to_weight={"a.weight": 1e-3}) for update in range(1, 30)]
+    (tmp_path / "updates.jsonl").write_text("".join(lines))
+    written = write_pictures([read(tmp_path)], tmp_path / "pictures")
     names = {path.stem for path in written}
-    assert {"report", "loss", "norm", "ratios", "norms", "time", "noise", "verdicts"} <= names
+    assert names == {
+        *("report", "verdicts", "loss", "norm", "clipped", "coefficient", "rate", "targets"),
+        *("time", "speed", "ratios"),
+    }
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert path.stat().st_size > 3000  # an empty picture has less
@@ -242,9 +259,10 @@ def test_the_keyboard_walks_and_zooms_and_a_skipped_update_says_why(
 ) -> None:
     chromium.open(page.as_uri())
     chromium.ask("document.querySelector('[data-panel=norm]').focus()")
-    chromium.press("ArrowLeft")  # from the middle
-    assert "update 119" in chromium.ask("document.getElementById('record').innerText")
-    chromium.press("ArrowRight")
+    chromium.press("ArrowRight")  # from the middle, 121
+    assert "update 122" in chromium.ask("document.getElementById('record').innerText")
+    for _ in range(2):
+        chromium.press("ArrowLeft")
     text = chromium.ask("document.getElementById('record').innerText")
     assert "update 120" in text
     assert "skipped, nonfinite" in text
@@ -255,18 +273,16 @@ def test_the_keyboard_walks_and_zooms_and_a_skipped_update_says_why(
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1400, 820, 390])
-def test_nothing_is_wider_than_the_window(
-    chromium: browser.Browser, page: Path, width: int
-) -> None:
-    chromium.resize(width, 844, is_phone=width < 500)
-    chromium.open(page.as_uri())
-    assert chromium.ask("document.documentElement.scrollWidth") == width
-    over = chromium.ask(
-        "[...document.querySelectorAll('.chart canvas')].filter(c => "
-        "c.getBoundingClientRect().right > innerWidth).length"
-    )
-    assert over == 0
+def test_nothing_is_wider_than_the_window(chromium: browser.Browser, page: Path) -> None:
+    for width in (1400, 820, 390):
+        chromium.resize(width, 844, is_phone=width < 500)
+        chromium.open(page.as_uri())
+        assert chromium.ask("document.documentElement.scrollWidth") == width
+        over = chromium.ask(
+            "[...document.querySelectorAll('.chart canvas')].filter(c => "
+            "c.getBoundingClientRect().right > innerWidth).length"
+        )
+        assert over == 0
 
 
 @needs_browser
@@ -283,6 +299,7 @@ def test_light_and_dark_follow_the_system_and_the_button(
     assert seen[1] == "rgb(16, 20, 27)"
     chromium.ask("document.getElementById('theme').click()")
     chromium.wait(f"{paper} === '{seen[0]}'")
+    chromium.ask("localStorage.clear()")
     assert chromium.messages == []
 
 

@@ -7,10 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from . import report_options as given
 from .failures import FINE, FOUND, attempt
 from .stopping import Stop
 
@@ -24,71 +25,17 @@ _LOGS = ("updates.jsonl", "held_out.jsonl", "metrics.csv", "trainer_state.json")
 
 
 def report(  # noqa: PLR0917 - an option of the command is an argument here
-    runs: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="RUN...",
-            help="Folders of runs, or logs: CSV, JSON lines, TensorBoard event files, "
-            "`trainer_state.json`. Several are laid over each other.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Where the page is written. Default: `report.html` in the folder of the run; for "
-            "several, in this one.",
-            show_default=False,
-        ),
-    ] = None,
-    page: Annotated[
-        bool, typer.Option("--page/--no-page", help="Write the page, or only say the verdict.")
-    ] = True,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write the charts as pictures, too: all in `report.png`, and each by its name.",
-            show_default=False,
-        ),
-    ] = None,
-    dark: Annotated[
-        bool, typer.Option("--dark", help="Pictures in colours for dark paper.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the verdict as JSON: findings, figures, facts.")
-    ] = False,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD=NAME",
-            help="Which column of a foreign log is which, where its name does not say; may be "
-            "given again. Fields: update, loss_mean, held_out, grad_norm, lr, targets, seconds, "
-            "clip_coefficient, clip_max_norm, loss_scale, memory_bytes, noise_scale, update_norm.",
-            show_default=False,
-        ),
-    ] = None,
-    max_norm: Annotated[
-        float | None,
-        typer.Option(
-            metavar="NORM",
-            help="The clip threshold, for a log that does not hold it.",
-            show_default=False,
-        ),
-    ] = None,
-    watch: Annotated[
-        bool,
-        typer.Option(
-            "--watch", help="Serve the page on this machine, and refresh it while the run goes on."
-        ),
-    ] = False,
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Of `--watch`; 0 takes a free one.")
-    ] = 0,
-    traceback: Annotated[
-        bool, typer.Option("--traceback", help="When something fails, show the whole traceback.")
-    ] = False,
+    runs: given.Runs,
+    out: given.PageFile = None,
+    page: given.WritesPage = True,
+    png: given.PictureFolder = None,
+    dark: given.IsDark = False,
+    as_json: given.AsJson = False,
+    column: given.ColumnNames = None,
+    max_norm: given.MaxNorm = None,
+    watch: given.Watches = False,
+    port: given.Port = 0,
+    traceback: given.Traceback = False,
 ) -> int:
     """Say what happened to a run, and write it as one page that opens offline.
 

@@ -8,9 +8,10 @@ const FIELDS = {
   targets_per_second: "targets/s", update_norm: "size of the update",
   naive_update_norm: "rate x norm", noise_scale: "noise scale", grad_largest: "largest entry",
   grad_zeros: "share of zeros", outlier_microbatch: "outlier microbatch",
-  microbatch_spread: "its norm over the median", memory_bytes: "memory, bytes",
+  stage_data: "seconds of data", stage_forward: "of forward", stage_backward: "of backward",
+  stage_measure: "of measuring", stage_step: "of the step", microbatch_spread: "its norm over the median", memory_bytes: "memory, bytes",
 };
-const HIDDEN = new Set(["update", "clipped", "loss_mean_smooth", "grad_norm_smooth"]);
+const HIDDEN = new Set(["update", "clipped"]);
 
 function spelt(value) {
   if (value === null || value === undefined) return "-";
@@ -24,7 +25,7 @@ function recordOf(run, index, row) {
   const add = (name, value) => dl.push(`<dt>${name}</dt><dd>${value}</dd>`);
   add("ended", run.verdicts[row].replace("_", ", ") + (run.columns.clipped && run.columns.clipped[row] ? ", clipped" : ""));
   for (const [name, values] of Object.entries(run.columns)) {
-    if (HIDDEN.has(name) || values[row] === null) continue;
+    if (HIDDEN.has(name) || name.endsWith("_smooth") || values[row] === null) continue;
     if (name === "num_nonfinite" && !values[row]) continue;
     if (name === "loss_scale" && values[row] === 1) continue;
     add(FIELDS[name] || name.replace(/[_.]/g, " ").replace(/[<>&]/g, ""), spelt(values[row]));

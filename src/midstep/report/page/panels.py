@@ -153,7 +153,7 @@ def _clipped(runs: Sequence[Run]) -> Panel | None:
 
 
 def _coefficient(runs: Sequence[Run]) -> Panel | None:
-    indices = [i for i, run in enumerate(runs) if np.nanmin(run.coefficient, initial=1.0) < 1.0]
+    indices = [i for i, run in enumerate(runs) if bool((run.coefficient < 1.0).any())]
     return plain(
         runs,
         indices,
@@ -182,7 +182,7 @@ def _rate(runs: Sequence[Run]) -> Panel | None:
 
 def _scale(runs: Sequence[Run]) -> Panel | None:
     indices = having(runs, "loss_scale")
-    indices = [i for i in indices if np.nanmax(np.abs(runs[i].column("loss_scale") - 1.0)) > 0]
+    indices = [i for i in indices if bool((np.abs(runs[i].column("loss_scale") - 1.0) > 0).any())]
     return plain(
         runs,
         indices,

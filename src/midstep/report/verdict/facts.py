@@ -25,7 +25,8 @@ def facts_of(run: Run) -> dict[str, str]:
         )
     if run.held_out is not None:
         values = run.held_out.values
-        facts["held-out loss"] = f"{values[-1]:.4g} at last, {np.nanmin(values):.4g} at best"
+        best = f", {finite(values).min():.4g} at best" if len(finite(values)) else ""
+        facts["held-out loss"] = f"{values[-1]:.4g} at last{best}"
     _, norms = stepped(run, "grad_norm")
     if len(norms):
         facts["gradient norm"] = (
