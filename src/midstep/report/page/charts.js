@@ -104,9 +104,10 @@ function showRange() {
 }
 
 // Where an update is in a chart, and which update is at a place.
-const pixelOf = (chart, u) => chart.view.scale("x")(u) + chart.view.origin()[0];
-const updateAt = (chart, pixel) => chart.view.scale("x").invert(pixel - chart.view.origin()[0]);
+const leftOf = chart => chart.view.origin()[0] + chart.view.padding().left;
+const pixelOf = (chart, u) => chart.view.scale("x")(u) + leftOf(chart);
+const updateAt = (chart, pixel) => chart.view.scale("x").invert(pixel - leftOf(chart));
 function frameOf(chart) {
-  return {left: chart.view.origin()[0], top: chart.view.origin()[1],
+  return {left: leftOf(chart), top: chart.view.origin()[1] + chart.view.padding().top,
           width: chart.view.width(), height: chart.view.height()};
 }

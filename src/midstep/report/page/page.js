@@ -9,7 +9,7 @@ const FIELDS = {
   naive_update_norm: "rate x norm", noise_scale: "noise scale", grad_largest: "largest entry",
   grad_zeros: "share of zeros", outlier_microbatch: "outlier microbatch",
   stage_data: "seconds of data", stage_forward: "of forward", stage_backward: "of backward",
-  stage_measure: "of measuring", stage_step: "of the step", microbatch_spread: "its norm over the median", memory_bytes: "memory, bytes",
+  stage_measure: "of measuring", stage_step: "of the step", microbatch_spread: "outlier, of the median", memory_bytes: "memory, bytes",
 };
 const HIDDEN = new Set(["update", "clipped"]);
 
@@ -28,12 +28,14 @@ function recordOf(run, index, row) {
     if (HIDDEN.has(name) || name.endsWith("_smooth") || values[row] === null) continue;
     if (name === "num_nonfinite" && !values[row]) continue;
     if (name === "loss_scale" && values[row] === 1) continue;
-    add(FIELDS[name] || name.replace(/[_.]/g, " ").replace(/[<>&]/g, ""), spelt(values[row]));
+    const group = /^lr\.(\d+)$/.exec(name);
+    add(FIELDS[name] || (group && `rate of group ${+group[1] + 1}`) || name.replace(/[_.]/g, " ").replace(/[<>&]/g, ""), spelt(values[row]));
   }
   const title = document.createElement("span");
-  title.textContent = DATA.runs.length > 1 ? `${run.name}, ` : "";
+  title.textContent = `${DATA.runs.length > 1 ? `${run.name}, ` : ""}update ${spelt(run.columns.update[row])}`;
   const key = DATA.runs.length > 1 ? `<i class="key" style="--c:var(--c${index % 6})"></i>` : "";
-  return `<h4>${key}${title.outerHTML}update ${spelt(run.columns.update[row])}</h4><dl>${dl.join("")}</dl>`;
+  const size = dl.length > 12 ? ' class="long"' : "";
+  return `<h4>${key}${title.outerHTML}</h4><dl${size}>${dl.join("")}</dl>`;
 }
 
 function point(u, x, y) {
