@@ -17,14 +17,14 @@ from .. import __version__
 from .audit import SETTINGS, audit
 from .choices import batch, threshold
 from .compare import compare
-from .failures import FINE, period
-from .figures import figures
-from .launch import Launch, Speaker
-from .lr_range import lr_range
-from .schedule import schedule
 from .explain import explain
 from .failures import FINE, fail, period
+from .figures import figures
+from .launch import Launch, Speaker
 from .lint import lint
+from .lr_range import lr_range
+from .report import report
+from .schedule import schedule
 from .train import train
 from .verify import verify
 
@@ -48,6 +48,7 @@ app.command()(figures)
 app.command()(verify)
 app.command()(lint)
 app.command()(explain)
+app.command()(report)
 
 
 def _print_version(wanted: bool) -> None:

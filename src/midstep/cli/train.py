@@ -182,7 +182,10 @@ def _run(training: Training, speaker: Speaker) -> int:
         with watch.showing():
             training.run(watch, should_stop=stop)
         if training.is_complete:
-            for line in [*training.summary().lines(), f"{'written to':20}{path}"]:
+            lines = list(training.summary().lines())
+            if spread.rank == 0:
+                lines += _verdict_lines(path, speaker.launch)
+            for line in [*lines, f"{'written to':20}{path}"]:
                 watch.say(line)
             return FINE
         number = spread.any_of(stop.signal)
@@ -199,6 +202,19 @@ def _length(training: Training) -> str:
     spread = training.spread
     ranks = "" if spread.world is None else f" on {spread.num_ranks} ranks"
     return f"{training.settings.steps:,} updates{ranks}"
+
+
+def _verdict_lines(path: Path, launch: Launch) -> Iterator[str]:
+    """Say what the record of the run shows, and which command shows all of it."""
+    from ..report import judge, read
+
+    judgement = judge(read(path))
+    number = len(judgement.findings)
+    words = f"{number} finding{'' if number == 1 else 's'}" if number else "nothing found"
+    yield f"{'verdict':20}{words}"
+    for finding in judgement.findings:
+        yield from finding.lines()
+    yield f"{'to see it':20}{launch.command('report', str(path))}"
 
 
 @contextlib.contextmanager

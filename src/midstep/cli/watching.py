@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ..records import UpdateRecord
+from .sparkline import Sparkline
 from .stopping import Stop
 
 if TYPE_CHECKING:
@@ -136,10 +137,12 @@ class Live:
         self._stop = stop
         self._console = console
         self._last: UpdateRecord | None = None
+        self._losses = Sparkline()
 
     def on_update(self, record: UpdateRecord) -> None:
         """Take it into the display; one that was skipped leaves a line."""
         self._pace.add(record)
+        self._losses.add(record.loss_mean)
         self._last = record
         if not record.applied:
             self.say(str(record))
@@ -194,10 +197,14 @@ class Live:
         if last is None:
             return Text("first update ...", style="dim")
         facts = Text(no_wrap=True, overflow="ellipsis")
-        facts.append(f"loss {number(last.loss_mean)}   norm {number(last.grad_norm)}")
+        facts.append("loss ", style="dim").append(number(last.loss_mean))
+        facts.append("   norm ", style="dim").append(number(last.grad_norm))
         facts.append(" clipped" if last.clipped else "", style="yellow")
-        facts.append(f"   rate {last.lr[0]:.2e}   {self._pace.targets_per_second():,.0f} targets/s")
-        return facts
+        facts.append("   rate ", style="dim").append(f"{last.lr[0]:.2e}")
+        facts.append(f"   {self._pace.targets_per_second():,.0f}")
+        facts.append(" targets/s", style="dim")
+        # Last, so that it is what a narrow window cuts.
+        return facts.append(f"   {self._losses.text()}", style="cyan")
 
 
 class Silent:

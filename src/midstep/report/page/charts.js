@@ -17,9 +17,12 @@ function specOf(panel, width) {
     spec.encoding.color.scale.range = theme.ends;
     spec.encoding.stroke.scale.range = theme.ends;
   }
-  if (width < 420) {  // long names of layers would leave no room for the cells
-    const y = spec.encoding && spec.encoding.y;
-    if (y && y.axis) y.axis.labelLimit = 84;
+  const y = spec.encoding && spec.encoding.y;
+  if (y && y.axis && y.axis.labelLimit) {
+    // Long names of layers would leave no room for the cells; their ends tell them apart.
+    const most = Math.max(12, Math.round(Math.min(220, width / 3.4) / 5.4));
+    y.axis.labelExpr = `length(datum.label) > ${most} ? '\u2026' + slice(datum.label, -${most - 1}) : datum.label`;
+    y.axis.labelLimit = 260;
   }
   spec.config = structuredClone(theme.config);
   spec.config.axisX.tickCount = width < 420 ? 4 : 6;
@@ -101,9 +104,10 @@ function showRange() {
 }
 
 // Where an update is in a chart, and which update is at a place.
-const pixelOf = (chart, u) => chart.view.scale("x")(u) + chart.view.origin()[0];
-const updateAt = (chart, pixel) => chart.view.scale("x").invert(pixel - chart.view.origin()[0]);
+const leftOf = chart => chart.view.origin()[0] + chart.view.padding().left;
+const pixelOf = (chart, u) => chart.view.scale("x")(u) + leftOf(chart);
+const updateAt = (chart, pixel) => chart.view.scale("x").invert(pixel - leftOf(chart));
 function frameOf(chart) {
-  return {left: chart.view.origin()[0], top: chart.view.origin()[1],
+  return {left: leftOf(chart), top: chart.view.origin()[1] + chart.view.padding().top,
           width: chart.view.width(), height: chart.view.height()};
 }

@@ -16,7 +16,8 @@ from .theme import Theme
 
 __all__ = ["END_NAMES", "finished", "heat_chart", "line_chart", "stack_chart", "strip_chart"]
 
-Chart: TypeAlias = "alt.Chart | alt.LayerChart"
+# altair gives `Any` from most of its methods.
+Chart: TypeAlias = Any
 
 END_NAMES = ("applied", "skipped_nonfinite", "skipped_empty", "skipped_spike")
 
@@ -44,6 +45,12 @@ def line_chart(
     """
     scale = alt.Scale(type="log", base=base, nice=False) if log else alt.Scale(zero=zero, nice=True)
     axis = alt.Axis(format=format, tickCount=5)
+    if log:  # a line for each labelled tick, not for every digit
+        axis = alt.Axis(
+            format=format,
+            tickCount=4,
+            gridOpacity=alt.condition("datum.label", alt.value(1), alt.value(0)),
+        )
     y = alt.Y("v:Q", title=unit, scale=scale, axis=axis)
     color = alt.Color("g:N", scale=alt.Scale(domain=list(groups)), legend=None)
     layers: list[alt.Chart] = []
@@ -124,7 +131,7 @@ def heat_chart(unit: str, names: Sequence[str], *, format: str = "~e") -> Chart:
                 sort=None,
                 title=None,
                 scale=alt.Scale(domain=list(names)),
-                axis=alt.Axis(labelLimit=130, labelOverlap=True, labelFontSize=10, grid=False),
+                axis=alt.Axis(labelLimit=220, labelOverlap=True, labelFontSize=10, grid=False),
             ),
             color=color,
         )

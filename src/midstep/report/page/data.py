@@ -10,8 +10,8 @@ import numpy as np
 
 from ..run import Floats, Run
 from ..verdict import Judgement
-from .panels import Panel
-from .tables import TABLE, smooth
+from .panel import Panel
+from .tables import SMOOTHED, TABLE, smooth
 from .thinning import kept_rows
 
 __all__ = ["drawn", "numbers", "panel_data", "run_data"]
@@ -74,9 +74,9 @@ def run_data(run: Run, judgement: Judgement, *, budget: int) -> dict[str, Any]:
     must = skipped if int(skipped.sum()) <= _SKIPPED else np.zeros(len(run), dtype=bool)
     extremes = [columns[name] for name in _EXTREMES if name in columns]
     rows = kept_rows(extremes, must, budget)
-    for name, log in (("loss_mean", False), ("grad_norm", True)):
+    for name in SMOOTHED:
         if name in columns:
-            columns[name + TABLE] = smooth(columns[name], log=log)
+            columns[name + TABLE] = smooth(columns[name], log=name == "grad_norm")
     return {
         "name": run.name,
         "path": str(run.path),

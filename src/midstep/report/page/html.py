@@ -16,15 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ..run import Run
+from ..run import Floats, Run
 from ..verdict import judge
 from ..verdict.measures import short
 from .charts import finished
 from .data import drawn, panel_data, run_data, share_of_budget
-from .panels import Panel, missing, panels_of
+from .panel import Panel
+from .panels import missing, panels_of
 from .theme import DARK, LIGHT, Theme
+from .words import findings_html, panels_html, runs_html
 
-__all__ = ["page_of", "payload", "write_page"]
+__all__ = ["page_of", "parts_of_page", "payload", "write_page"]
 
 _PARTS = 10  # rows of the table below a chart
 
@@ -68,54 +70,58 @@ def payload(runs: Sequence[Run]) -> dict[str, Any]:
             | {"note": panel.note, "label": _label(panel, runs), "table": _table(panel, runs)}
             for panel in panels
         ],
-        "missing": missing(runs, panels),
+        "missing": missing(panels),
         "themes": {name: _theme(theme) for name, theme in (("light", LIGHT), ("dark", DARK))},
     }
 
 
-def page_of(runs: Sequence[Run], *, watching: bool = False) -> str:
+def page_of(runs: Sequence[Run], *, watching: str | None = None) -> str:
     """Give the page as text.
 
     Args:
         runs: At least one.
-        watching: Whether it asks the server it came from for what is new.
+        watching: What the server it comes from calls the state it shows; it asks there for what
+            is new. None for a page that is a file.
     """
     data = payload(runs)
+    # The title first: what is put in after it may hold an `@` of its own.
     words = {
         "TITLE": html.escape(", ".join(run.name for run in runs)),
-        "POLICY": "connect-src 'self'; " if watching else "",
+        "POLICY": "connect-src 'self'; " if watching is not None else "",
         "STYLE": _resource("page.css") + _css_of(LIGHT, DARK),
-        "BODY": _body(runs, data),
+        "BODY": _body(data),
         # In a script element only `</script` and `<!--` could end it early.
         "DATA": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "VEGA": _vega(),
         "SCRIPT": _resource("data.js") + _resource("charts.js") + _resource("page.js"),
-        "WATCHING": "true" if watching else "false",
+        "WATCHING": json.dumps(watching).replace("<", "\\u003c"),
     }
     page = _resource("page.html")
     for name, text in words.items():
-        page = page.replace(f"@{name}@", text, 1)
+        page = page.replace(f"@{name}@", text)
     return page
 
 
-def _body(runs: Sequence[Run], data: dict[str, Any]) -> str:
-    from .words import findings_html, panels_html, runs_html
+def parts_of_page(data: dict[str, Any]) -> dict[str, str]:
+    """Give the parts of the page that change while a run goes on, by the id of their place.
 
-    return "\n".join(
-        (runs_html(data["runs"]), findings_html(data["runs"]), panels_html(data), _foot(data))
-    )
+    Args:
+        data: What the script draws.
+    """
+    return {
+        "facts": runs_html(data["runs"]),
+        "verdict": findings_html(data["runs"]),
+        "panels": panels_html(data),
+        "foot": _foot(data),
+    }
+
+
+def _body(data: dict[str, Any]) -> str:
+    return "\n".join(f'<div id="{name}">{part}</div>' for name, part in parts_of_page(data).items())
 
 
 def _foot(data: dict[str, Any]) -> str:
-    words = []
-    thinned = [run for run in data["runs"] if run["kept"] < run["updates"]]
-    for run in thinned:
-        words.append(
-            f"<p><b>Thinned.</b> Of the {run['updates']:,} updates of {html.escape(run['name'])} "
-            f"{run['kept']:,} are drawn: of each part of the run its first and last update, and for "
-            "each quantity the ones with the lowest and the highest value; every skipped update, "
-            "too. Shares, means and cells of the maps are of all updates, and so is the verdict.</p>"
-        )
+    words = [_thinned_html(run) for run in data["runs"] if run["kept"] < run["updates"]]
     for run in data["runs"]:
         if run["names"]:
             guessed = ", ".join(
@@ -129,6 +135,15 @@ def _foot(data: dict[str, Any]) -> str:
     if data["missing"]:
         words.append(f"<p><b>Not recorded:</b> {', '.join(data['missing'])}.</p>")
     return f"<footer>{''.join(words)}</footer>"
+
+
+def _thinned_html(run: dict[str, Any]) -> str:
+    return (
+        f"<p><b>Thinned.</b> Of the {run['updates']:,} updates of {html.escape(run['name'])} "
+        f"{run['kept']:,} are drawn: of each part of the run its first and last update, and for "
+        "each quantity the one with the lowest and the one with the highest value; every skipped "
+        "update, too. Shares, means, cells of the maps and the verdict are of all updates.</p>"
+    )
 
 
 def _theme(theme: Theme) -> dict[str, Any]:
@@ -156,8 +171,10 @@ def _label(panel: Panel, runs: Sequence[Run]) -> str:
     for line in panel.lines:
         run = runs[line.run]
         values = _values(run, line.column)
-        known = np.flatnonzero(np.isfinite(values)) if values is not None else []
-        if line.dashed or values is None or len(known) == 0:
+        if line.dashed or values is None:
+            continue
+        known = np.flatnonzero(np.isfinite(values))
+        if len(known) == 0:
             continue
         low, high = known[np.argmin(values[known])], known[np.argmax(values[known])]
         words.append(
@@ -185,7 +202,7 @@ def _table(panel: Panel, runs: Sequence[Run]) -> list[list[str]]:
     return rows
 
 
-def _values(run: Run, column: str) -> Any:
+def _values(run: Run, column: str) -> Floats | None:
     return drawn(run).get(column)
 
 
@@ -199,5 +216,5 @@ def _vega() -> str:
     """The libraries that draw, as one script. Costs two seconds, once."""
     import vl_convert
 
-    bundle: str = vl_convert.javascript_bundle()
+    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg] # its stub is stricter
     return bundle.replace("</script", "<\\/script")

@@ -8,9 +8,10 @@ const FIELDS = {
   targets_per_second: "targets/s", update_norm: "size of the update",
   naive_update_norm: "rate x norm", noise_scale: "noise scale", grad_largest: "largest entry",
   grad_zeros: "share of zeros", outlier_microbatch: "outlier microbatch",
-  microbatch_spread: "its norm over the median", memory_bytes: "memory, bytes",
+  stage_data: "seconds of data", stage_forward: "of forward", stage_backward: "of backward",
+  stage_measure: "of measuring", stage_step: "of the step", microbatch_spread: "outlier, of the median", memory_bytes: "memory, bytes",
 };
-const HIDDEN = new Set(["update", "clipped", "loss_mean_smooth", "grad_norm_smooth"]);
+const HIDDEN = new Set(["update", "clipped"]);
 
 function spelt(value) {
   if (value === null || value === undefined) return "-";
@@ -24,15 +25,17 @@ function recordOf(run, index, row) {
   const add = (name, value) => dl.push(`<dt>${name}</dt><dd>${value}</dd>`);
   add("ended", run.verdicts[row].replace("_", ", ") + (run.columns.clipped && run.columns.clipped[row] ? ", clipped" : ""));
   for (const [name, values] of Object.entries(run.columns)) {
-    if (HIDDEN.has(name) || values[row] === null) continue;
+    if (HIDDEN.has(name) || name.endsWith("_smooth") || values[row] === null) continue;
     if (name === "num_nonfinite" && !values[row]) continue;
     if (name === "loss_scale" && values[row] === 1) continue;
-    add(FIELDS[name] || name.replace(/[_.]/g, " ").replace(/[<>&]/g, ""), spelt(values[row]));
+    const group = /^lr\.(\d+)$/.exec(name);
+    add(FIELDS[name] || (group && `rate of group ${+group[1] + 1}`) || name.replace(/[_.]/g, " ").replace(/[<>&]/g, ""), spelt(values[row]));
   }
   const title = document.createElement("span");
-  title.textContent = DATA.runs.length > 1 ? `${run.name}, ` : "";
+  title.textContent = `${DATA.runs.length > 1 ? `${run.name}, ` : ""}update ${spelt(run.columns.update[row])}`;
   const key = DATA.runs.length > 1 ? `<i class="key" style="--c:var(--c${index % 6})"></i>` : "";
-  return `<h4>${key}${title.outerHTML}update ${spelt(run.columns.update[row])}</h4><dl>${dl.join("")}</dl>`;
+  const size = dl.length > 12 ? ' class="long"' : "";
+  return `<h4>${key}${title.outerHTML}</h4><dl${size}>${dl.join("")}</dl>`;
 }
 
 function point(u, x, y) {
@@ -153,7 +156,8 @@ function listenToButtons() {
     $(id).addEventListener("change", () => zoom(chosen("from", DATA.lo), chosen("to", DATA.hi)));
   }
   $("theme").addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    const theme = document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    try { localStorage.setItem("midstep-theme", theme); } catch { /* a file may have no storage */ }
     drawAll();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
@@ -181,6 +185,10 @@ function redrawWhenResized() {
 }
 
 async function begin() {
+  try {
+    const theme = localStorage.getItem("midstep-theme");
+    if (theme) document.documentElement.dataset.theme = theme;
+  } catch { /* a file may have no storage */ }
   const range = /^#(\d+)-(\d+)$/.exec(location.hash);
   if (range) [shown.lo, shown.hi] = [Math.max(DATA.lo, +range[1]), Math.min(DATA.hi, +range[2])];
   if (!(shown.hi > shown.lo)) [shown.lo, shown.hi] = [DATA.lo, DATA.hi];
@@ -190,7 +198,49 @@ async function begin() {
   await drawAll();
   redrawWhenResized();
   document.documentElement.dataset.drawn = String(charts.size);
-  if (WATCHING) watch();
+  if (WATCHING !== null) watch();
 }
-window.report = {DATA, charts, shown, zoom};  // for whoever opens the console
+// While the run goes on: draw what is new in place. Zoom, colours and place on the page stay.
+async function refresh(answer) {
+  const {key, data, parts} = await answer.json();
+  state.key = key;
+  const wasWhole = shown.lo === DATA.lo && shown.hi === DATA.hi;
+  const framesOf = these => JSON.stringify(these.panels.map(panel => [panel.id, panel.groups]));
+  const isSame = framesOf(data) === framesOf(DATA);
+  DATA = data;
+  for (const name of ["facts", "verdict", "foot"]) $(name).innerHTML = parts[name];
+  if (wasWhole) [shown.lo, shown.hi] = [data.lo, data.hi];
+  if (isSame) {
+    for (const panel of data.panels) {
+      const chart = charts.get(panel.id);
+      if (chart) chart.panel = panel;
+    }
+    await zoom(shown.lo, shown.hi);
+  } else {
+    charts.forEach(({view}) => view.finalize());
+    charts.clear();
+    $("panels").innerHTML = parts.panels;
+    document.querySelectorAll(".chart").forEach(listen);
+    await drawAll();
+    showRange();
+  }
+  document.documentElement.dataset.updates = String(Math.max(...DATA.runs.map(run => run.updates)));
+}
+
+async function watch() {
+  state.key = WATCHING;
+  for (;;) {
+    await new Promise(resolve => setTimeout(resolve, document.hidden ? 10000 : 2000));
+    try {
+      const answer = await fetch(`data?key=${encodeURIComponent(state.key)}`);
+      document.documentElement.dataset.server = "here";
+      if (answer.status === 200) await refresh(answer);
+    } catch {
+      document.documentElement.dataset.server = "gone";  // it may come back
+    }
+  }
+}
+
+// For whoever opens the console.
+window.report = {charts, shown, zoom, get data() { return DATA; }};
 begin();

@@ -5,74 +5,21 @@ A panel is there when a run has something for it. What none has is listed at the
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ..run import Floats, Run
-from .charts import Chart, heat_chart, line_chart, stack_chart, strip_chart
-from .tables import TABLE, cells, ends, mean_of, shares, stages
+from ..run import Run
+from .charts import heat_chart, line_chart, stack_chart, strip_chart
+from .panel import Line, Panel, constant, having, joined, plain, smoothed
+from .tables import Table, cells, ends, mean_of, shares, stages
 from .theme import Theme
 
-__all__ = ["Line", "Panel", "missing", "panels_of"]
+__all__ = ["missing", "panels_of"]
 
-Column = Callable[[Run], Floats]
-Table = dict[str, list[Any]]
+Maker = Callable[[Sequence[Run]], Panel | None]
 
-_SMOOTH_FROM = 100  # updates; shorter runs are drawn as they are
 _STAGES = ("data", "forward", "backward", "measure", "step")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line of a panel, drawn from one column of one run.
-
-    Attributes:
-        run: Index of the run.
-        column: The name of the column in what the page is given.
-        group: What its colour stands for.
-        dashed: Whether it is a limit rather than a measurement.
-        opacity: From 0 to 1.
-        width: In pixels.
-    """
-
-    run: int
-    column: str
-    group: str
-    dashed: bool = False
-    opacity: float = 1.0
-    width: float = 1.5
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
-    """One chart with what it shows.
-
-    Attributes:
-        id: A word, also the name of its picture.
-        title: What is drawn.
-        note: In which unit, how it is to be read.
-        size: "wide", "half" or "third" of the page.
-        height: Of the chart, in pixels.
-        chart: How it is drawn.
-        lines: From columns; thinned by the page as it is zoomed.
-        tables: What is drawn as it is, by the name the chart reads it under.
-        groups: What the colours stand for.
-        log: Whether only positive values can be drawn.
-    """
-
-    id: str
-    title: str
-    note: str
-    size: str
-    height: int
-    chart: Chart
-    lines: Sequence[Line] = ()
-    tables: Mapping[str, Table] = dataclasses.field(default_factory=dict)
-    groups: Sequence[str] = ()
-    log: bool = False
 
 
 def panels_of(runs: Sequence[Run], theme: Theme) -> list[Panel]:
@@ -82,17 +29,25 @@ def panels_of(runs: Sequence[Run], theme: Theme) -> list[Panel]:
         runs: At least one.
         theme: Light or dark.
     """
-    makers = (_strip(theme), _loss, _norm, _clipped, _coefficient, _rate, _scale, _targets)
+    makers: tuple[Maker, ...] = (
+        _strip(theme),
+        _loss,
+        _norm,
+        _clipped,
+        _coefficient,
+        _rate,
+        _scale,
+        _targets,
+    )
     makers += (_update_size, _noise, _time, _speed, _memory, _ratios, _norms)
     return [panel for make in makers if (panel := make(runs)) is not None]
 
 
-def missing(runs: Sequence[Run], panels: Sequence[Panel]) -> list[str]:
+def missing(panels: Sequence[Panel]) -> list[str]:
     """Name what no run has recorded.
 
     Args:
-        runs: The runs.
-        panels: Those they have something for.
+        panels: Those that the runs have something for.
     """
     have = {panel.id for panel in panels}
     names = {
@@ -127,19 +82,19 @@ def _strip(theme: Theme) -> Callable[[Sequence[Run]], Panel | None]:
 
 
 def _loss(runs: Sequence[Run]) -> Panel | None:
-    having = _having(runs, "loss_mean")
+    indices = having(runs, "loss_mean")
     points = [run for run in runs if run.held_out is not None]
-    if not having and not points:
+    if not indices and not points:
         return None
     several = len(runs) > 1
     groups = [run.name for run in runs] if several else ["training", "held-out"]
-    lines = list(_smoothed(runs, having, "loss_mean", groups))
+    lines = list(smoothed(runs, indices, "loss_mean", groups))
     table: list[Table] = []
     for index, run in enumerate(runs):
         if run.held_out is not None:
             group = run.name if several else "held-out"
             updates, values = run.held_out.updates.tolist(), run.held_out.values.tolist()
-            table.append(_constant(len(values), g=group, k=index) | {"u": updates, "v": values})
+            table.append(constant(len(values), g=group, k=index) | {"u": updates, "v": values})
     tables = {"points": joined(table)} if table else {}
     note = "mean over the targets of an update; points are held-out losses"
     return Panel(
@@ -156,17 +111,17 @@ def _loss(runs: Sequence[Run]) -> Panel | None:
 
 
 def _norm(runs: Sequence[Run]) -> Panel | None:
-    having = _having(runs, "grad_norm")
-    if not having:
+    indices = having(runs, "grad_norm")
+    if not indices:
         return None
     several = len(runs) > 1
     groups = [run.name for run in runs] if several else ["norm", "threshold"]
-    lines = list(_smoothed(runs, having, "grad_norm", groups))
-    limited = [index for index in having if np.isfinite(runs[index].threshold).any()]
+    lines = list(smoothed(runs, indices, "grad_norm", groups))
+    limited = [index for index in indices if np.isfinite(runs[index].threshold).any()]
     for index in limited:
         group = runs[index].name if several else "threshold"
         lines.append(Line(run=index, column="threshold", group=group, dashed=True))
-    known = all(runs[index].is_norm_true for index in having)
+    known = all(runs[index].is_norm_true for index in indices)
     return Panel(
         id="norm",
         title="Gradient norm before clipping" if known else "Gradient norm",
@@ -198,10 +153,10 @@ def _clipped(runs: Sequence[Run]) -> Panel | None:
 
 
 def _coefficient(runs: Sequence[Run]) -> Panel | None:
-    having = [i for i, run in enumerate(runs) if np.nanmin(run.coefficient, initial=1.0) < 1.0]
-    return _plain(
+    indices = [i for i, run in enumerate(runs) if bool((run.coefficient < 1.0).any())]
+    return plain(
         runs,
-        having,
+        indices,
         "coefficient",
         id="coefficient",
         title="Clip coefficient",
@@ -212,9 +167,9 @@ def _coefficient(runs: Sequence[Run]) -> Panel | None:
 
 
 def _rate(runs: Sequence[Run]) -> Panel | None:
-    return _plain(
+    return plain(
         runs,
-        _having(runs, "lr"),
+        having(runs, "lr"),
         "lr",
         id="rate",
         title="Rate",
@@ -226,11 +181,11 @@ def _rate(runs: Sequence[Run]) -> Panel | None:
 
 
 def _scale(runs: Sequence[Run]) -> Panel | None:
-    having = _having(runs, "loss_scale")
-    having = [i for i in having if np.nanmax(np.abs(runs[i].column("loss_scale") - 1.0)) > 0]
-    return _plain(
+    indices = having(runs, "loss_scale")
+    indices = [i for i in indices if bool((np.abs(runs[i].column("loss_scale") - 1.0) > 0).any())]
+    return plain(
         runs,
-        having,
+        indices,
         "loss_scale",
         id="scale",
         title="Loss scale",
@@ -243,9 +198,9 @@ def _scale(runs: Sequence[Run]) -> Panel | None:
 
 
 def _targets(runs: Sequence[Run]) -> Panel | None:
-    return _plain(
+    return plain(
         runs,
-        _having(runs, "targets"),
+        having(runs, "targets"),
         "targets",
         id="targets",
         title="Targets per update",
@@ -257,13 +212,13 @@ def _targets(runs: Sequence[Run]) -> Panel | None:
 
 
 def _update_size(runs: Sequence[Run]) -> Panel | None:
-    having = _having(runs, "update_norm")
-    if not having:
+    indices = having(runs, "update_norm")
+    if not indices:
         return None
     several = len(runs) > 1
     groups = [run.name for run in runs] if several else ["actual", "rate x norm"]
-    lines = [Line(run=i, column="update_norm", group=groups[i if several else 0]) for i in having]
-    naive = [i for i in having if runs[i].has("naive_update_norm")]
+    lines = [Line(run=i, column="update_norm", group=groups[i if several else 0]) for i in indices]
+    naive = [i for i in indices if runs[i].has("naive_update_norm")]
     lines += [
         Line(run=i, column="naive_update_norm", group=groups[i if several else 1], dashed=True)
         for i in naive
@@ -283,20 +238,20 @@ def _update_size(runs: Sequence[Run]) -> Panel | None:
 
 
 def _noise(runs: Sequence[Run]) -> Panel | None:
-    having = _having(runs, "noise_scale")
-    if not having:
+    indices = having(runs, "noise_scale")
+    if not indices:
         return None
     several = len(runs) > 1
     groups = [run.name for run in runs] if several else ["noise scale", "targets per update"]
     lines, bands = list[Line](), list[Table]()
-    for i in having:
+    for i in indices:
         lines.append(Line(run=i, column="noise_scale", group=groups[i if several else 0], width=2))
         lines.append(Line(run=i, column="targets", group=groups[i if several else 1], dashed=True))
         low, high = runs[i].column("noise_scale_low"), runs[i].column("noise_scale_high")
         kept = np.flatnonzero(np.isfinite(low) & np.isfinite(high) & (low > 0))
         kept = kept[:: max(1, len(kept) // 500)]
         bands.append(
-            _constant(len(kept), g=groups[i if several else 0])
+            constant(len(kept), g=groups[i if several else 0])
             | {
                 name: values[kept].tolist()
                 for name, values in (("u", runs[i].updates), ("v0", low), ("v1", high))
@@ -323,9 +278,9 @@ def _time(runs: Sequence[Run]) -> Panel | None:
     names = [f"stage_{stage}" for stage in _STAGES]
     first = next((run for run in runs if any(run.has(name) for name in names)), None)
     if first is None:
-        return _plain(
+        return plain(
             runs,
-            _having(runs, "seconds"),
+            having(runs, "seconds"),
             "seconds",
             id="time",
             title="Time per update",
@@ -348,11 +303,11 @@ def _time(runs: Sequence[Run]) -> Panel | None:
 
 
 def _speed(runs: Sequence[Run]) -> Panel | None:
-    having = [i for i, run in enumerate(runs) if np.isfinite(run.targets_per_second).any()]
-    if not having:
+    indices = [i for i, run in enumerate(runs) if np.isfinite(run.targets_per_second).any()]
+    if not indices:
         return None
     groups = [run.name for run in runs]
-    tables = [mean_of(runs[i], runs[i].targets_per_second, key=i) for i in having]
+    tables = [mean_of(runs[i], runs[i].targets_per_second, key=i) for i in indices]
     return Panel(
         id="speed",
         title="Throughput",
@@ -366,9 +321,9 @@ def _speed(runs: Sequence[Run]) -> Panel | None:
 
 
 def _memory(runs: Sequence[Run]) -> Panel | None:
-    return _plain(
+    return plain(
         runs,
-        _having(runs, "memory_bytes"),
+        having(runs, "memory_bytes"),
         "memory_bytes",
         id="memory",
         title="Memory",
@@ -414,64 +369,3 @@ def _heat(runs: Sequence[Run], field: str, *, id: str, title: str, note: str) ->
         chart=heat_chart("", names),
         tables={"cells": table},
     )
-
-
-def _plain(
-    runs: Sequence[Run],
-    having: Sequence[int],
-    column: str,
-    *,
-    id: str,  # noqa: A002 - as in `Panel`
-    title: str,
-    note: str,
-    unit: str,
-    log: bool = False,
-    zero: bool = False,
-    format: str = "~g",  # noqa: A002 - altair's own name
-    base: int = 10,
-    width: float = 1.5,
-) -> Panel | None:
-    if not having:
-        return None
-    groups = [run.name for run in runs]
-    return Panel(
-        id=id,
-        title=title,
-        note=note,
-        size="third",
-        height=170,
-        chart=line_chart(unit, groups, log=log, zero=zero, format=format, base=base),
-        lines=[Line(run=i, column=column, group=groups[i], width=width) for i in having],
-        groups=groups,
-        log=log,
-    )
-
-
-def _smoothed(
-    runs: Sequence[Run], having: Sequence[int], column: str, groups: Sequence[str]
-) -> Iterator[Line]:
-    """A faint line of every value, and a strong one of their means where the run is long."""
-    for index in having:
-        group = groups[index if len(runs) > 1 else 0]
-        long = len(runs[index]) >= _SMOOTH_FROM
-        faint = 0.35 if long else 1.0
-        yield Line(run=index, column=column, group=group, opacity=faint, width=1.0 if long else 1.6)
-        if long:
-            yield Line(run=index, column=f"{column}{TABLE}", group=group, width=2.2)
-
-
-def _having(runs: Sequence[Run], column: str) -> list[int]:
-    return [index for index, run in enumerate(runs) if run.has(column)]
-
-
-def _constant(length: int, **values: Any) -> Table:
-    return {name: [value] * length for name, value in values.items()}
-
-
-def joined(tables: Any) -> Table:
-    """Put tables of the same columns under each other."""
-    result: Table = {}
-    for table in tables:
-        for name, values in table.items():
-            result.setdefault(name, []).extend(values)
-    return result

@@ -13,7 +13,8 @@ from ..run import Run
 from ..verdict import judge
 from .charts import finished
 from .data import drawn, share_of_budget
-from .panels import Panel, panels_of
+from .panel import Panel
+from .panels import panels_of
 from .tables import TABLE, smooth
 from .theme import DARK, LIGHT, Theme
 from .thinning import kept_rows
@@ -22,6 +23,9 @@ __all__ = ["write_pictures"]
 
 _WIDTHS = {"wide": 1180, "half": 560, "third": 350}
 _SCALE = 2.0
+_FONT = "Liberation Sans"  # it comes with vl-convert, so pictures are the same everywhere
+# Each panel has colours of its own.
+_APART = {"scale": {"color": "independent", "stroke": "independent", "strokeDash": "independent"}}
 
 
 def write_pictures(runs: Sequence[Run], folder: Path, *, dark: bool = False) -> list[Path]:
@@ -43,7 +47,7 @@ def write_pictures(runs: Sequence[Run], folder: Path, *, dark: bool = False) -> 
     theme = DARK if dark else LIGHT
     folder.mkdir(parents=True, exist_ok=True)
     panels = panels_of(runs, theme)
-    specs = [_spec_of(panel, runs, theme) for panel in panels]
+    specs = [_spec_of(panel, runs) for panel in panels]
     written = []
     for panel, spec in zip(panels, specs, strict=True):
         path = folder / f"{panel.id}.png"
@@ -69,9 +73,9 @@ def _together(
         room -= size
     return _alone(
         {
-            "vconcat": [{"hconcat": row, "spacing": 40} for row in rows],
+            "vconcat": [{"hconcat": row, "spacing": 40, "resolve": _APART} for row in rows],
             "spacing": 32,
-            "resolve": {"scale": {"color": "independent", "stroke": "independent"}},
+            "resolve": _APART,
             "title": {
                 "text": ", ".join(run.name for run in runs),
                 "subtitle": [judge(run).headline for run in runs],
@@ -90,11 +94,11 @@ def _size_of(spec: dict[str, Any]) -> int:
 
 def _alone(spec: dict[str, Any], theme: Theme) -> dict[str, Any]:
     config = theme.config() | {"background": theme.paper, "padding": 18}
-    config["font"] = "Arial"
+    config["font"] = _FONT
     return {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "config": config, **spec}
 
 
-def _spec_of(panel: Panel, runs: Sequence[Run], theme: Theme) -> dict[str, Any]:
+def _spec_of(panel: Panel, runs: Sequence[Run]) -> dict[str, Any]:
     lo = min(float(run.updates[0]) for run in runs)
     hi = max(float(run.updates[-1]) for run in runs)
     spec = finished(panel.chart, height=panel.height, lo=lo, hi=max(hi, lo + 1))
@@ -129,10 +133,13 @@ def _key(panel: Panel) -> str:
 
 
 def _with_legend(spec: dict[str, Any]) -> None:
-    for layer in spec.get("layer", [spec]):
-        color = layer["encoding"].get("color")
-        if color is not None:
-            color["legend"] = {"title": None, "orient": "bottom", "symbolType": "stroke"}
+    layers = spec.get("layer", [spec])
+    # Where there are lines their legend will do; that of a band would be as faint as the band.
+    lined = [layer for layer in layers if layer["mark"]["type"] == "line"]
+    for layer in lined or layers:
+        shape = "stroke" if lined else "square"
+        legend = {"title": None, "orient": "bottom", "symbolType": shape, "symbolOpacity": 1}
+        layer["encoding"]["color"]["legend"] = legend
 
 
 def _fill(node: Any, numbers: dict[str, float], rows: dict[str, list[dict[str, Any]]]) -> None:

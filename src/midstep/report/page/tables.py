@@ -14,12 +14,24 @@ import numpy as np
 from ..run import Floats, Run
 from .thinning import bucket_edges, means
 
-__all__ = ["TABLE", "cells", "ends", "mean_of", "shares", "smooth", "stages"]
+__all__ = [
+    "SMOOTHED",
+    "TABLE",
+    "cells",
+    "ends",
+    "mean_of",
+    "parts_of",
+    "shares",
+    "smooth",
+    "stages",
+]
 
 Table = dict[str, list[Any]]
 
 TABLE = "_smooth"  # after the name of a column, that of its means
+SMOOTHED = ("loss_mean", "grad_norm", "coefficient", "targets", "seconds")
 _PARTS = 100
+_PART = 10  # updates at least
 _CELLS = 12_000  # of a heat map, all rows together
 _WINDOW = 0.02  # of a run, that one value of a smoothed line is the mean of
 
@@ -61,7 +73,7 @@ def mean_of(run: Run, values: Floats, *, key: int, is_stairs: bool = False) -> T
         key: Tells its line from those of other runs.
         is_stairs: Hold the mean over its part, instead of a point in the middle of it.
     """
-    edges, parts = means(values, _PARTS)
+    edges, parts = means(values, parts_of(len(values)))
     first, last = run.updates[edges[:-1]], run.updates[edges[1:] - 1]
     if is_stairs:
         updates = np.column_stack((first - 0.5, last + 0.5)).ravel()
@@ -92,7 +104,7 @@ def stages(run: Run, names: Sequence[str]) -> Table:
     for index, name in enumerate(names):
         values = run.column(f"stage_{name}")
         rows = np.flatnonzero(np.isfinite(values))
-        edges, parts = means(values[rows], _PARTS)
+        edges, parts = means(values[rows], parts_of(len(rows)))
         middle = rows[(edges[:-1] + edges[1:] - 1) // 2]
         table["u"] += run.updates[middle].tolist()
         table["v"] += parts.tolist()
@@ -102,7 +114,7 @@ def stages(run: Run, names: Sequence[str]) -> Table:
 
 
 def cells(run: Run, field: str) -> Table:
-    """The largest value of each tensor in each part of a run; zeros cannot be drawn and are left out.
+    """The largest value of each tensor in each part of a run; zeros cannot be drawn.
 
     Args:
         run: The run.
@@ -125,6 +137,11 @@ def cells(run: Run, field: str) -> Table:
         table["g"] += [name] * int(kept.sum())
         table["v"] += largest[kept].tolist()
     return table
+
+
+def parts_of(length: int) -> int:
+    """Into how many parts so many updates are cut, none of them too short to speak for."""
+    return max(1, min(_PARTS, length // _PART))
 
 
 def smooth(values: Floats, *, log: bool = False) -> Floats:

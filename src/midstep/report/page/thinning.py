@@ -1,9 +1,9 @@
 """Thinning: fewer updates to draw, and nothing that stands out is lost.
 
 A run of 100,000 updates has more points than a screen has pixels. It is cut into buckets; of each
-bucket its first and its last update are kept, and for every quantity the one with the lowest and the
-one with the highest value. Every skipped update, and every value that is not finite, is kept too. A
-line through what is kept has the same outline as the line through all of it.
+bucket its first and its last update are kept, and for every quantity the one with the lowest and
+the one with the highest value. Every skipped update, and every infinite value, is kept too. A line
+through what is kept has the same outline as the line through all of it.
 
 Reference: M4 (Jugel et al. 2014, VLDB 7(10), 797-808), which shows that these four are enough.
 """
@@ -27,7 +27,7 @@ def bucket_edges(length: int, number: int) -> Rows:
 
     Example:
         >>> bucket_edges(10, 3).tolist()
-        [0, 4, 7, 10]
+        [0, 3, 7, 10]
     """
     return np.linspace(0, length, min(number, length) + 1).round().astype(np.intp)[: length + 1]
 

@@ -19,7 +19,7 @@ def runs_html(runs: Sequence[dict[str, Any]]) -> str:
     """
     if len(runs) == 1:
         tiles = "".join(
-            f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(words)}</dd></div>"
+            f"<div><dt>{html.escape(name)}</dt>{_fact_html(words)}</div>"
             for name, words in runs[0]["facts"].items()
         )
         return f'<dl class="facts" aria-label="Facts">{tiles}</dl>'
@@ -54,7 +54,8 @@ def findings_html(runs: Sequence[dict[str, Any]]) -> str:
         items = "".join(_finding_html(finding) for finding in run["findings"])
         silent = ""
         if not run["findings"] and run["not_judged"]:
-            silent = f'<p class="look">Not judged: {html.escape(_silent(run["not_judged"]))}.</p>'
+            names = html.escape(", ".join(run["not_judged"]))
+            silent = f'<p class="look">Not judged, since nothing of it was recorded: {names}.</p>'
         key = f'<i class="key" style="--c:var(--c{index % 6})"></i>' if len(runs) > 1 else ""
         blocks.append(
             f'<div class="verdict {state}"><h2><span class="sign" aria-hidden="true">{sign}</span>'
@@ -72,8 +73,7 @@ def panels_html(data: dict[str, Any]) -> str:
     Args:
         data: As the script is given it.
     """
-    names = [run["name"] for run in data["runs"]]
-    frames = "".join(_panel_html(panel, names) for panel in data["panels"])
+    frames = "".join(_panel_html(panel) for panel in data["panels"])
     return f'<div class="panels">{frames}</div>'
 
 
@@ -88,7 +88,7 @@ def _finding_html(finding: dict[str, Any]) -> str:
     )
 
 
-def _panel_html(panel: dict[str, Any], runs: Sequence[str]) -> str:
+def _panel_html(panel: dict[str, Any]) -> str:
     groups = panel["groups"]
     items = list(groups) if len(groups) > 1 else []
     key = "".join(
@@ -131,8 +131,11 @@ def _table_html(panel: dict[str, Any]) -> str:
     )
 
 
-def _silent(reasons: dict[str, str]) -> str:
-    return "; ".join(f"{name} ({why})" for name, why in reasons.items())
+def _fact_html(words: str) -> str:
+    """The first figure large, what follows it small."""
+    first, _, rest = words.partition(", ")
+    small = f"<dd class=rest>{html.escape(rest)}</dd>" if rest else ""
+    return f"<dd>{html.escape(first)}</dd>{small}"
 
 
 def _code(text: str) -> str:

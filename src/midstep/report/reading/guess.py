@@ -90,7 +90,7 @@ def named(
 def _guessed(columns: Mapping[str, Floats], patterns: tuple[str, ...]) -> str | None:
     for pattern in patterns:
         fitting = [name for name in columns if re.fullmatch(pattern, _plain(name))]
-        filled = {name: int(np.isfinite(columns[name]).sum()) for name in fitting}
+        filled = {name: int((~np.isnan(columns[name])).sum()) for name in fitting}
         if fitting and max(filled.values()) > 0:
             return max(fitting, key=lambda name: filled[name])
     return None

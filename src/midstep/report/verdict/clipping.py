@@ -18,7 +18,7 @@ __all__ = ["clipped_often", "clipping_words", "pinned"]
 # norm is not the threshold to the last bit; a thousandth is far wider than that.)
 _PILE = 1e-3
 _PILE_SHARE = 0.2
-_NUM_NORMS = 20  # fewer say nothing about a pile
+_NUM_NORMS = 20  # fewer say nothing about a pile, or a habit
 
 # Rules that look at each tensor or entry: they fire as soon as one small bias stands out, which
 # says nothing about the step.
@@ -79,6 +79,8 @@ def clipped_often(run: Run) -> Iterator[Finding]:
         run: The run.
     """
     share = _share(run)
+    if int(run.applied.sum()) < _NUM_NORMS:
+        return
     rule = str(run.about.get("settings", {}).get("clip", ""))
     if share is None or share < _OFTEN or _PIECEWISE.search(rule):
         return

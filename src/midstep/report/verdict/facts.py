@@ -21,11 +21,12 @@ def facts_of(run: Run) -> dict[str, str]:
     if run.has("loss_mean"):
         losses = finite(run.column("loss_mean"))
         facts["loss"] = (
-            f"{losses[0]:.4g} at first, {losses[-1]:.4g} at last" if len(losses) else "-"
+            f"{losses[-1]:.4g} at last, {losses[0]:.4g} at first" if len(losses) else "-"
         )
     if run.held_out is not None:
         values = run.held_out.values
-        facts["held-out loss"] = f"{values[-1]:.4g} at last, {np.nanmin(values):.4g} at best"
+        best = f", {finite(values).min():.4g} at best" if len(finite(values)) else ""
+        facts["held-out loss"] = f"{values[-1]:.4g} at last{best}"
     _, norms = stepped(run, "grad_norm")
     if len(norms):
         facts["gradient norm"] = (
@@ -40,7 +41,7 @@ def facts_of(run: Run) -> dict[str, str]:
         facts["targets"] = f"{np.nansum(run.column('targets')):,.0f}"
     speeds = finite(run.targets_per_second)
     if len(speeds):
-        facts["speed"] = f"{np.median(speeds):,.0f} targets a second"
+        facts["speed"] = f"{np.median(speeds):,.0f} targets/s"
     elif run.has("seconds"):
         facts["speed"] = f"{np.nanmedian(run.column('seconds')):.3g} s an update"
     return facts
