@@ -18,7 +18,17 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 TIERS = (
     ("errors", "records", "schedules", "arithmetic", "defects"),
     ("findings", "clock", "terms"),
-    ("pictures", "snapshot", "sinks", "batches", "stream", "losses", "reference"),
+    (
+        "pictures",
+        "snapshot",
+        "sinks",
+        "batches",
+        "stream",
+        "losses",
+        "reference",
+        "autorows",
+        "undoing",
+    ),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds", "accumulation", "forward"),
     (
@@ -33,7 +43,7 @@ TIERS = (
         "stepping",
     ),
     ("feed", "measuring", "ending", "passes"),
-    ("unread",),
+    ("fitting", "unread"),
     ("late",),
     ("updater",),
     ("trial",),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
     from midstep import observers, schedules
     from midstep.auditing.context import audit
+    from midstep.autorows import AutoRows
     from midstep.checkpoint import load, save
     from midstep.clip import (
         Adaptive,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     )
     from midstep.losses import LossSum, cross_entropy
     from midstep.nonfinite import Raise, Skip
+    from midstep.planning import plan
     from midstep.precision import BF16, FP16, FP32
     from midstep.range_test import lr_range
     from midstep.ranks.sharded import Sharding
@@ -98,6 +100,8 @@ _PUBLIC = {
     "verify": "verifying",
     "Certificate": "verifying",
     "audit": "auditing.context",
+    "plan": "planning",
+    "AutoRows": "autorows",
     "recompute": "recomputing",
     "MidstepError": "errors",
     "EmptyWindow": "errors",
@@ -149,6 +153,8 @@ __all__ = [
     "verify",
     "Certificate",
     "audit",
+    "plan",
+    "AutoRows",
     "recompute",
     "MidstepError",
     "EmptyWindow",

@@ -10,23 +10,46 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from .autorows import AutoRows
 from .batches import cut_rows
+from .errors import WindowError
 from .stream import Stream
 from .terms import terms_of
 
 __all__ = [
+    "ByAutoRows",
     "ByRows",
     "BySize",
     "ByTargets",
     "Count",
     "Cut",
     "Cutting",
+    "Elastic",
     "cut_of",
     "cutting_of",
 ]
 
 Batch = TypeVar("Batch")
 Count = Callable[[Any], float | Mapping[str, float]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Elastic(Generic[Batch]):
+    """A batch that may be cut into microbatches of any size, time and again.
+
+    Attributes:
+        batch: All of it.
+        count: What each microbatch counts; None when the counts come with the losses.
+        auto: How its size is found.
+    """
+
+    batch: Batch
+    count: Count | None
+    auto: AutoRows
+
+    def cut(self, rows: int) -> Cut[Batch]:
+        """Cut it into microbatches of at most so many rows."""
+        return cut_of(cut_rows(self.batch, rows), self.count)
 
 
 @dataclasses.dataclass(slots=True)
@@ -38,12 +61,14 @@ class Cut(Generic[Batch]):
         counts: What each microbatch counts, by term; None when the counts come with the losses.
         size: How many microbatches there are, or at most will be.
         num_known: How many there are, when they have been read ahead.
+        elastic: How it may be cut again; None where it is cut for good.
     """
 
     pull: Iterator[tuple[Batch, bool]]
     counts: list[dict[str, float]] | None
     size: int
     num_known: int | None = None
+    elastic: Elastic[Batch] | None = None
 
 
 def cut_of(microbatches: Sequence[Batch], count: Count | None) -> Cut[Batch]:
@@ -107,6 +132,34 @@ class ByRows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ByAutoRows:
+    """Each batch is one window, cut into microbatches as large as fit."""
+
+    auto: AutoRows
+
+    def cuts(
+        self, stream: Stream[Batch], count: Count | None, *, read_ahead: bool
+    ) -> Iterator[Cut[Batch]]:
+        """Cut a pass. Reads nothing ahead; how a batch is cut is found when it is run."""
+        for batch in stream:
+            whole = cut_of([batch], count)
+            yield dataclasses.replace(
+                whole, pull=_OnlyByUpdate(), elastic=Elastic(batch, count, self.auto)
+            )
+
+
+class _OnlyByUpdate(Iterator[tuple[Any, bool]]):
+    """Stands for the microbatches of a batch that is not cut yet."""
+
+    def __next__(self) -> tuple[Any, bool]:
+        raise WindowError(
+            "`windows(rows=ms.AutoRows())` and a loop over the microbatches: when memory runs out, "
+            "the window must be run again, which only `updater.update(window, loss)` can. Hand the "
+            "window over, or give `rows` as a number."
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ByTargets:
     """As many batches a window as hold at least so many targets; the last window may hold fewer."""
 
@@ -136,7 +189,7 @@ class ByTargets:
 def cutting_of(
     *,
     size: int | None,
-    rows: int | None,
+    rows: int | AutoRows | None,
     targets: int | None,
     drop_tail: bool,
     count: Count | None,
@@ -166,7 +219,7 @@ def cutting_of(
                 "`windows(rows=..., drop_tail=True)`: every batch is a whole window here, so there "
                 "is no tail to drop. Leave it out."
             )
-        return ByRows(rows)
+        return ByAutoRows(rows) if isinstance(rows, AutoRows) else ByRows(rows)
     assert targets is not None
     if count is None:
         raise ValueError(

@@ -6,12 +6,16 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from .arithmetic.decay import DecayExponents
 from .clip.rule import Attempt, Decision
 from .clock import Clock
 from .precision import LossScale
 from .rates import Rates
 from .records import UpdateRecord, Verdict
 from .sinks import Guarded
+from .stepping import weight_decays_of
 from .window import Window
 
 if TYPE_CHECKING:
@@ -55,6 +59,7 @@ class Books:
         rates: Move after applied updates.
         sinks: Called with each record.
         ranks: The other ranks, whose weights may be due for a comparison.
+        optimizer: Whose groups decay their weights.
 
     Attributes:
         clock: Counts updates.
@@ -67,8 +72,11 @@ class Books:
         rates: Rates,
         sinks: Sequence[Callable[[UpdateRecord], None]],
         ranks: Ranks | None,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
         self.clock = Clock()
+        self._decays = DecayExponents()
+        self._optimizer = optimizer
         self.loss_scale = loss_scale
         self.rates = rates
         self.sinks = [Guarded(sink) for sink in sinks]
@@ -90,12 +98,16 @@ class Books:
         if verdict is not Verdict.SKIPPED_EMPTY:
             self.loss_scale.update(found_inf=verdict is Verdict.SKIPPED_NONFINITE)
         if verdict.applied:
+            self._decays.add(ending.lr, weight_decays_of(self._optimizer))
             self.rates.tick(clock.step)
         return self.record_of(window, ending, update=clock.update)
 
     def record_of(self, window: Window[Any], ending: Ending, *, update: int) -> UpdateRecord:
         """Write the record of an ending; nothing ticks."""
         loss_means = window.tally.loss_means()
+        extra = ending.extra
+        if any(self._decays.totals):
+            extra = {**extra, "decay_exponent": list(self._decays.totals)}
         return UpdateRecord(
             update=update,
             step=self.clock.step,
@@ -111,7 +123,7 @@ class Books:
             loss_scale=ending.loss_scale,
             num_nonfinite=ending.num_nonfinite,
             seconds=ending.seconds,
-            extra=ending.extra,
+            extra=extra,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,6 +132,7 @@ class Books:
             "clock": self.clock.state_dict(),
             "loss_scale": self.loss_scale.state_dict(),
             "rates": self.rates.state_dict(),
+            "decay_exponents": self._decays.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -131,6 +144,8 @@ class Books:
         self.loss_scale.load_state_dict(state["loss_scale"])
         self.clock.load_state_dict(state["clock"])
         self.rates.load_state_dict(state["rates"], self.clock.step)
+        if "decay_exponents" in state:
+            self._decays.load_state_dict(state["decay_exponents"])
 
     def publish(self, record: UpdateRecord) -> None:
         """Give a record to the sinks; after an applied update compare replicas, where it is due."""

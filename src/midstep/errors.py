@@ -14,6 +14,7 @@ __all__ = [
     "EmptyWindow",
     "MidstepError",
     "NonFiniteGradient",
+    "OutOfMemory",
     "RankFailure",
     "RecipeError",
     "ReplicaDrift",
@@ -110,6 +111,15 @@ class NonFiniteGradient(MidstepError, RuntimeError):
         self.num_nonfinite = sum(self.parameters.values())
         self.microbatch = microbatch
         self.update = update
+
+
+class OutOfMemory(MidstepError, MemoryError):
+    """Nothing smaller is left to try, or a step was broken off half-way.
+
+    Example:
+        >>> issubclass(OutOfMemory, MemoryError)
+        True
+    """
 
 
 class RankFailure(MidstepError, RuntimeError):

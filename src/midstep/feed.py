@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .autorows import Fit
 from .cursor import Cursor
-from .cutting import Count, Cut, Cutting
+from .cutting import ByAutoRows, Count, Cut, Cutting
 from .observers.observing import Observing
 from .seeds import power_of_two
 from .window import Driver, Window
@@ -38,6 +39,7 @@ class Feed:
         cursor: Where in the data the run is.
         window: The window that is open; None between two.
         started: When the open window's first batch was asked for, by `time.perf_counter`.
+        fit: The largest microbatch that fits, where it is found by `AutoRows`.
         divisor: What a streamed window on several ranks divides by in backward, the same on all: a
             power of two near the last such window's denominator.
     """
@@ -50,6 +52,7 @@ class Feed:
         "_parameters",
         "cursor",
         "divisor",
+        "fit",
         "started",
         "window",
     )
@@ -77,16 +80,23 @@ class Feed:
         self.started = 0.0
         self._asked: float | None = None  # when a window that is about to begin was asked for
         self.divisor = 1024.0
+        self.fit = Fit()
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the place in the data, and the divisor that the next streamed window starts with."""
-        return {"cursor": self.cursor.state_dict(), "divisor": self.divisor}
+        """Give the place in the data, the divisor of the next streamed window, and what fits."""
+        return {
+            "cursor": self.cursor.state_dict(),
+            "divisor": self.divisor,
+            "fit": self.fit.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there; what the state does not name stays as it is."""
         if "cursor" in state:
             self.cursor.load_state_dict(state["cursor"])
         self.divisor = state.get("divisor", self.divisor)
+        if "fit" in state:
+            self.fit.load_state_dict(state["fit"])
 
     def windows(
         self,
@@ -97,6 +107,12 @@ class Feed:
     ) -> Iterator[Window[Batch]]:
         """Give the windows of one pass, each begun by `begin` once its batches are at hand."""
         ranks = self._driver.ranks
+        if ranks is not None and ranks.parallel.is_lockstep and isinstance(way, ByAutoRows):
+            raise ValueError(
+                "`windows(rows=ms.AutoRows())` with a sharded model: every forward and backward is "
+                "a collective of all ranks, so none can run its window again by itself. Give "
+                "`rows` as a number; `ms.plan(...)` finds one."
+            )
         cuts = way.cuts(self.cursor.open(batches), count, read_ahead=ranks is not None)
         window: Window[Batch] | None = None
         try:
@@ -149,7 +165,8 @@ class Feed:
         has_cut = cut is not None
         cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
         # A look must see the gradients of this rank before they are those of all.
-        syncs_late = self._driver.look is not None
+        # So must one that may have to run its window again.
+        syncs_late = self._driver.look is not None or cut.elastic is not None
         opening = ranks.open(cut, has_cut=has_cut, syncs_late=syncs_late)
         if opening is None:
             return None
@@ -164,6 +181,24 @@ class Feed:
         self.window = window
         self._observing.begin(window, self.started)
         return window
+
+    def attempt(self, window: Window[Batch], cut: Cut[Batch]) -> Window[Batch]:
+        """Make an open window once more, of other pieces of its batch.
+
+        Dropping it drops nothing else; stepping it ends the open one. On several ranks gradients
+        are added up after its last backward, so that its backwards need no other rank.
+        """
+        is_shared = self._driver.ranks is not None
+        attempt = Window(
+            cut,
+            dataclasses.replace(self._driver, drop=Window.end),
+            scale=window.scale,
+            divisor=self.divisor if is_shared and cut.counts is None else None,
+        )
+        if cut.counts is not None:
+            attempt.tally.agree(window.denominators, {})
+        self._observing.begin(attempt, self.started)
+        return attempt
 
     def end(self, window: Window[Any]) -> None:
         """Note that a window was stepped, and that its batches are used."""

@@ -7,7 +7,7 @@ same random numbers on the same batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch import nn
 
@@ -40,7 +40,7 @@ class Pass(Generic[Batch]):
         self._draws: list[RandomState] = []
         self._seen: list[Batch] = []
 
-    def run(self) -> None:
+    def run(self) -> Self:
         """Run it, and keep the microbatches and the random state each began with."""
         window = self._window
         for batch in window:
@@ -50,6 +50,7 @@ class Pass(Generic[Batch]):
             with window.forward():
                 value = self._loss(self._model, batch)
             window.backward(value)
+        return self
 
     def first_bad_microbatch(self, look: Callable[[], bool], ranks: Ranks | None) -> int | None:
         """Run it again, and find the first microbatch after which a gradient is not finite.

@@ -25,6 +25,7 @@ __all__ = [
     "stage_of",
     "step",
     "step_unread",
+    "weight_decays_of",
 ]
 
 Stage = TypeVar("Stage")
@@ -130,6 +131,11 @@ def is_begun(optimizer: torch.optim.Optimizer) -> bool:
 def lr_of(optimizer: torch.optim.Optimizer) -> list[float]:
     """Read the rate of each parameter group; a rate kept on an accelerator costs a host sync."""
     return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def weight_decays_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Read the weight decay of each parameter group, 0 where it has none."""
+    return [float(group.get("weight_decay", 0.0)) for group in optimizer.param_groups]
 
 
 def check_optimizer(optimizer: object) -> None:

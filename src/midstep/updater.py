@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from .accumulation.stage import Accumulation, attached
+from .autorows import AutoRows
 from .blame import Culprit, empty_error, names_of, report_strangers
 from .clip.norm import ByGlobalNorm
 from .clip.rule import Decision, Rule
@@ -25,6 +26,7 @@ from .cutting import Count, Cut, Cutting, cut_of, cutting_of
 from .ending import UNDECIDED, Books, Ending
 from .errors import WindowError
 from .feed import Feed
+from .fitting import fitted
 from .gradients import Gradients
 from .late import Late
 from .measuring import bring_, is_finite_here, measured
@@ -135,7 +137,7 @@ class Updater:
         report_strangers(model, optimizer)
         names = names_of(model, parameters := parameters_of(optimizer))
         self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
-        self._books = Books(self.precision.loss_scale(), self.rates, sinks, self._ranks)
+        self._books = Books(self.precision.loss_scale(), self.rates, sinks, self._ranks, optimizer)
         subject = Subject(model, optimizer, parameters, names, self._ranks)
         self._observing = Observing(observers, subject, self._books.clock, names_of)
         order = (self.clip, self.nonfinite, self._books, self._commit)
@@ -173,7 +175,7 @@ class Updater:
         batches: Iterable[Batch],
         *,
         size: int | None = None,
-        rows: int | None = None,
+        rows: int | AutoRows | None = None,
         targets: int | None = None,
         count: Count | None = None,
         drop_tail: bool = False,
@@ -189,7 +191,8 @@ class Updater:
         Args:
             batches: Microbatches, or with `rows` the batches to cut. Read once.
             size: So many batches a window. The last may be short; it has its own denominator.
-            rows: Each batch is a window, cut into microbatches of at most so many rows.
+            rows: Each batch is a window, cut into microbatches of at most so many rows, or with
+                `AutoRows()` of as many as fit.
             targets: As many batches a window as hold at least so many targets (of the first term).
             count: What the mean is over, in one microbatch: a number, or one per loss term.
             drop_tail: Leave out a last window that is short.
@@ -207,9 +210,8 @@ class Updater:
     def _windows(
         self, batches: Iterable[Batch], way: Cutting, count: Count | None, empty: Policy
     ) -> Iterator[Window[Batch]]:
-        is_counted = count is not None
         yield from self._feed.windows(
-            batches, way, count, lambda cut: self._begin(cut, empty, is_counted)
+            batches, way, count, lambda cut: self._begin(cut, empty, count is not None)
         )
         self.clock.epoch += 1  # settles, so that the last record of a pass reaches the sinks
 
@@ -234,9 +236,6 @@ class Updater:
                 or one of these per term. It runs inside autocast.
             count: For a list of microbatches, as in `windows`.
 
-        Returns:
-            The record of this update.
-
         Raises:
             WindowError: The loss is not what its window needs; see `Window.backward`.
             EmptyWindow: Nothing was counted, and the policy is to raise.
@@ -250,21 +249,24 @@ class Updater:
             begun = self._begin(cut, self.empty, count is not None)
             assert begun is not None  # there is a cut
             window = begun
-        passed = Pass(window, self.model, loss)
         try:
-            passed.run()
-            self._rerun = lambda: passed.first_bad_microbatch(self._look, self._ranks)
-            return window.step()
+            if window.elastic is None:
+                return self._step(window, Pass(window, self.model, loss).run())
+            trained = (self._feed, self.model, self.optimizer, self._ranks)
+            return fitted(window, *trained, loss=loss, end=self._step)
         finally:
-            self._rerun = None
             if not window.ended:
                 self._feed.drop(window)
 
-    def report_metric(self, metric: float) -> None:
-        """Give a `ReduceLROnPlateau` schedule its metric, whenever it was measured.
+    def _step(self, window: Window[Batch], passed: Pass[Batch]) -> UpdateRecord:
+        self._rerun = lambda: passed.first_bad_microbatch(self._look, self._ranks)
+        try:
+            return window.step()
+        finally:
+            self._rerun = None
 
-        Args:
-            metric: What the scheduler watches, such as the held-out loss.
+    def report_metric(self, metric: float) -> None:
+        """Give a `ReduceLROnPlateau` schedule what it watches, such as the held-out loss.
 
         Raises:
             ValueError: The schedule takes no metric.
@@ -318,8 +320,7 @@ class Updater:
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
         self.settle()
-        observing = self._observing
-        each = observing.needs_each
+        observing, each = self._observing, self._observing.needs_each
         gradients = measured(window, self.optimizer, self.clip, self._ranks, each=each)
         if not any(window.denominators.values()):
             return self._end_empty(window)

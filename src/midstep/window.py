@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .accumulation.stage import Accumulation
-from .cutting import Cut
+from .cutting import Cut, Elastic
 from .errors import WindowError
 from .forward import Forward
 from .ranks import Ranks
@@ -162,6 +162,11 @@ class Window(Generic[Batch]):
     def num_microbatches(self) -> int:
         """Microbatches of the window: of all ranks together, or alone those handed out so far."""
         return self.index + 1 if self._num_in_all is None else self._num_in_all
+
+    @property
+    def elastic(self) -> Elastic[Batch] | None:
+        """How it may be cut, time and again; None where it is cut for good."""
+        return self._cut.elastic
 
     @property
     def is_read_as_it_goes(self) -> bool:

@@ -23,6 +23,7 @@ from .figures import figures
 from .launch import Launch, Speaker
 from .lint import lint
 from .lr_range import lr_range
+from .plan import plan
 from .report import report
 from .schedule import schedule
 from .train import train
@@ -49,6 +50,7 @@ app.command()(verify)
 app.command()(lint)
 app.command()(explain)
 app.command()(report)
+app.command()(plan)
 
 
 def _print_version(wanted: bool) -> None:

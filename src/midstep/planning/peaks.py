@@ -7,6 +7,7 @@ so temporaries inside kernels count. On CUDA the allocator keeps the peak itself
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -58,6 +59,7 @@ def peak_of(action: Callable[[], object], device: torch.device | None = None) ->
         False,  # with_modules
         torch._C._profiler._ExperimentalConfig(),  # noqa: SLF001 - what torch's own profiler passes
     )
+    gc.collect()  # garbage of an earlier run would be released in this one, and count against it
     started = time.perf_counter()
     # Not `torch.profiler.profile`: that one writes lines of its own to stderr.
     autograd._enable_profiler_legacy(config)  # type: ignore[attr-defined] # noqa: SLF001

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ class World:
         self.size = dist.get_world_size()
         self.num_collectives = 0
         self._num_windows = 0
+        self._tolerates: Callable[[BaseException], bool] | None = None
         backend = dist.get_backend()
         self._device = torch.device("cpu")
         if "gloo" not in backend and "mpi" not in backend:
@@ -103,6 +104,8 @@ class World:
         except BaseException as error:
             if getattr(error, "on_all_ranks", False):
                 raise
+            if self._tolerates is not None and self._tolerates(error):
+                raise
             failure = board.failure
             if isinstance(error, RuntimeError) and _is_of_a_collective(error):
                 failure = board.explained(error)
@@ -114,6 +117,19 @@ class World:
             raise
         finally:
             board.depth -= 1
+
+    @contextlib.contextmanager
+    def tolerating(self, is_tolerated: Callable[[BaseException], bool]) -> Iterator[None]:
+        """Tell the other ranks nothing of such errors in here: this rank recovers by itself.
+
+        Args:
+            is_tolerated: Whether it does from this one.
+        """
+        before, self._tolerates = self._tolerates, is_tolerated
+        try:
+            yield
+        finally:
+            self._tolerates = before
 
     def check(self) -> None:
         """Refuse to begin a window that not all ranks can take part in. Costs nothing.

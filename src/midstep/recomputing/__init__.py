@@ -19,7 +19,7 @@ from torch import nn
 
 from .handle import Recompute
 
-__all__ = ["Recompute", "recompute", "repeated_blocks"]
+__all__ = ["Recompute", "recompute", "recomputed", "repeated_blocks"]
 
 
 def recompute(
@@ -114,3 +114,13 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
         if len(children) > 1 and len(kinds) == 1 and has_weights:
             found.update({f"{name}.{key}" if name else key: child for key, child in children})
     return found
+
+
+def recomputed(model: nn.Module) -> bool:
+    """Whether `recompute` is applied to a model.
+
+    Args:
+        model: To look at.
+    """
+    hooks = [hook for module in model.modules() for hook in module._forward_hooks.values()]  # noqa: SLF001 - torch has no other way
+    return any(isinstance(getattr(hook, "__self__", None), Recompute) for hook in hooks)

@@ -1,0 +1,202 @@
+"""The planner: which ways there are to an update of so many rows, and which of them fit.
+
+    peak = parameters + buffers + optimizer state + gradients + the most beyond them
+
+State and gradients are measured on the model, the rest is traced at two sizes of the microbatch for
+each precision and recompute; on fake tensors, so that nothing is computed and nothing is held.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ..arithmetic import Line, Sharded
+from ..batches import num_rows
+from ..cutting import Count
+from ..precision import BF16, FP32, Precision
+from ..recomputing import repeated_blocks
+from .recipes import leading_count
+from .result import Plan
+from .trace import Loss, held_by
+from .tracer import Tracer
+from .twin import fake_twin
+from .ways import Layout, Way, microbatches_for, reason
+
+__all__ = ["plan"]
+
+MakeOptimizer = Callable[[nn.Module], Any]
+
+
+def plan(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Any,
+    loss: Loss,
+    *,
+    optimizer: MakeOptimizer,
+    rows: int | None = None,
+    targets: int | None = None,
+    count: Count | None = None,
+    budget: int | None = None,
+    headroom: float = 0.1,
+    precisions: Sequence[Precision] | None = None,
+    every: Sequence[int] | None = None,
+    pieces: Sequence[int] | None = None,
+    num_ranks: int = 1,
+    sharded: Sharded = Sharded.NOTHING,
+    exactly: bool = False,
+) -> Plan:
+    """Find ways to reach a target of rows or targets an update, and what each holds and costs.
+
+    Nothing is computed and no memory is taken: the model is traced on fake tensors, so one of
+    seven billion parameters is planned on a laptop. Give a function to make such a model at all.
+    The way that is chosen can be run and measured: `plan.check(...)`.
+
+    Args:
+        model: The model, which is left alone; or a function that makes it.
+        batch: One batch, for shapes and dtypes; pieces and repetitions of it are microbatches.
+        loss: `loss(model, microbatch)`: the loss sum, a `LossSum`, or one per term.
+        optimizer: Makes the optimizer from the model.
+        rows: Rows of an update, of all ranks together.
+        targets: Instead of rows: targets of an update, as many a row as `count` finds in `batch`.
+        count: What the mean is over, in one microbatch; for `targets`.
+        budget: Bytes of the device of one rank; None ranks by time alone.
+        headroom: The share of the budget set aside for workspaces and fragmentation; a line of its
+            own.
+        precisions: To choose from; `FP32()` and `BF16()` by default.
+        every: Blocks to recompute together, to choose from; 0 is none. By default none, one, and
+            the square root of their number.
+        pieces: Numbers of microbatches to choose from; 1, 2, 4 ... up to single rows by default.
+        num_ranks: Ranks that share the work.
+        sharded: What is cut over them.
+        exactly: Trace each way at its own size. Otherwise the best few are, and the others, read
+            between the smallest and the largest size, are upper bounds.
+
+    Raises:
+        ValueError: Not exactly one of `rows` and `targets`, one of them is below 1, or `targets`
+            without `count`.
+
+    Example:
+        >>> import torch
+        >>> found = plan(
+        ...     nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1)),
+        ...     torch.zeros(8, 64),
+        ...     lambda model, x: model(x).square().sum(),
+        ...     optimizer=lambda model: torch.optim.AdamW(model.parameters()),
+        ...     rows=4096,
+        ...     budget=3_000_000,
+        ... )
+        >>> best = found.ways[0]
+        >>> best.rows, best.num_microbatches, best.precision, best.fits
+        (512, 8, 'FP32', True)
+    """
+    wanted = _rows_wanted(rows, targets, count, batch)
+    sizes = list(microbatches_for(math.ceil(wanted / num_ranks), pieces))
+    twin = fake_twin(model, batch)
+    layout = Layout(num_ranks, sharded, _largest_block(twin.model, sharded))
+    num_aside = round(headroom * budget) if budget is not None else 0
+    room = None if budget is None else budget - num_aside
+    tracer = Tracer(twin, loss, [size for size, _ in sizes], layout, held_by(twin, optimizer))
+    settings = itertools.product(
+        _precisions(precisions, twin.model), _every(every, twin.model), sizes, layout.deferrals()
+    )
+    found = [_way(tracer, twin.model, room, *setting) for setting in settings]
+    ways = tracer.exactly(found, room, few=len(found) if exactly else 3)
+    return Plan(
+        rows=wanted,
+        num_ranks=num_ranks,
+        state=layout.state(tracer.held, defers=True),
+        saved_bytes_a_row=tracer.saved_bytes_a_row,
+        headroom=Line("headroom", num_aside, f"{100 * headroom:.3g} % of the budget"),
+        budget=budget,
+        ways=[dataclasses.replace(w, why=reason(w, budget, num_aside)) for w in ways],
+    )
+
+
+def _way(  # noqa: PLR0917 - what comes after the room is one setting
+    tracer: Tracer,
+    model: nn.Module,
+    room: int | None,
+    precision: Precision,
+    every: int,
+    size: tuple[int, int],
+    defers: bool,
+) -> Way:
+    rows, pieces = size
+    peak = tracer.peak(precision, every, rows, pieces, defers=defers)
+    return Way(
+        rows=rows,
+        num_microbatches=pieces,
+        precision=type(precision).__name__,
+        every=every,
+        defers=defers,
+        peak_bytes=peak,
+        relative_time=tracer.relative_flops(every),
+        fits=room is None or peak <= room,
+        inexact=_inexact(model, precision, rows, pieces),
+    )
+
+
+def _rows_wanted(rows: int | None, targets: int | None, count: Count | None, batch: Any) -> int:
+    if (rows is None) == (targets is None):
+        raise ValueError(
+            f"`plan(rows={rows}, targets={targets})`: give exactly one of the two, because each "
+            "says in its own way how much an update is over."
+        )
+    if rows is not None:
+        if rows < 1:
+            raise ValueError(f"`plan(rows={rows})`: an update is over at least 1 row.")
+        return rows
+    assert targets is not None
+    if count is None:
+        raise ValueError(
+            f"`plan(targets={targets})` without `count=`: how many targets a row holds is not "
+            'known. Pass what the updater takes, such as `ms.targets(key="labels")`.'
+        )
+    found = leading_count(count, batch)
+    if targets < 1 or found <= 0:
+        raise ValueError(
+            f"`plan(targets={targets})`: the batch holds {found:g} targets, so no number of rows "
+            "makes so many. Give a batch with targets, and at least 1."
+        )
+    return math.ceil(targets / (found / num_rows(batch)))
+
+
+def _precisions(given: Sequence[Precision] | None, model: nn.Module) -> Sequence[Precision]:
+    if given is not None:
+        return given
+    is_wide = any(p.is_floating_point() and p.element_size() > 2 for p in model.parameters())
+    return (FP32(), BF16()) if is_wide else (FP32(),)
+
+
+def _every(given: Sequence[int] | None, model: nn.Module) -> Sequence[int]:
+    if given is not None:
+        return given
+    num = len(repeated_blocks(model))
+    return sorted({0, 1, round(math.sqrt(num))}) if num else [0]
+
+
+def _inexact(model: nn.Module, precision: Precision, rows: int, pieces: int) -> str:
+    words = []
+    if precision.autocast_dtype is not None:
+        words.append(f"forward in {str(precision.autocast_dtype).removeprefix('torch.')}")
+    modules = list(model.modules())
+    if pieces > 1 and any(isinstance(m, _BatchNorm) and m.training for m in modules):
+        words.append(f"BatchNorm over {rows} rows")
+    if pieces > 1 and any(isinstance(m, _DropoutNd) and m.training and m.p for m in modules):
+        words.append("other dropout draws")
+    return ", ".join(words)
+
+
+def _largest_block(model: nn.Module, sharded: Sharded) -> int:
+    if sharded is not Sharded.PARAMETERS:
+        return 0
+    blocks = list(repeated_blocks(model).values()) or [model]
+    return max(sum(p.nbytes for p in block.parameters()) for block in blocks)
