@@ -18,7 +18,7 @@ from .audit import SETTINGS, audit
 from .choices import batch, threshold
 from .compare import compare
 from .explain import explain
-from .failures import FINE, fail, period
+from .failures import FINE, period
 from .figures import figures
 from .launch import Launch, Speaker
 from .lint import lint
