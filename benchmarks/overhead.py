@@ -9,15 +9,11 @@ On a model that computes for longer than it is asked, the ratios go to 1. The lo
 that a slow moment of the machine meets all of them; a ratio is taken within each turn.
 """
 
-import datetime as dt
-import os
-import platform
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from timing import machine, paired, ratios, spread
 from torch import Tensor, nn
 
 import midstep as ms
@@ -84,38 +80,31 @@ def update_loop(data: Data) -> None:
         updater.update(window, loss)
 
 
-def microseconds(loop: Callable[[Data], None], data: Data) -> float:
-    """The time of one microbatch."""
-    started = time.perf_counter()
-    loop(data)
-    return (time.perf_counter() - started) / len(data) * 1e6
+LOOPS: dict[str, Callable[[Data], None]] = {
+    "plain loop": plain_loop,
+    "plain loop that logs": logged_loop,
+    "window.backward": hand_written_loop,
+    "updater.update": update_loop,
+}
 
 
-def spread(values: list[float]) -> str:
-    low, _, high = statistics.quantiles(values, n=4)
-    return f"{statistics.median(values):.3g} ({low:.3g} to {high:.3g})"
+def made_data(num_batches: int = NUM_BATCHES) -> Data:
+    torch.manual_seed(0)
+    return [(torch.randn(8, 8), torch.randn(8, 8)) for _ in range(num_batches)]
 
 
 def main() -> None:
     """Time the loops in turns and print a table."""
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    data = [(torch.randn(8, 8), torch.randn(8, 8)) for _ in range(NUM_BATCHES)]
-    loops = [plain_loop, logged_loop, hand_written_loop, update_loop]
-    for loop in loops:  # what is imported or set up once is not part of it
-        loop(data[: 10 * WINDOW])
-    times: dict[str, list[float]] = {loop.__name__: [] for loop in loops}
-    for _ in range(NUM_PAIRS):
-        for loop in loops:
-            times[loop.__name__].append(microseconds(loop, data))
-    print(f"{dt.datetime.now(tz=dt.UTC):%Y-%m-%d}, {platform.machine()}, ", end="")
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python ", end="")
-    print(f"{platform.python_version()}, torch {torch.__version__}, midstep {ms.__version__}")
+    data = made_data()
+    ways = {name: lambda loop=loop: loop(data) for name, loop in LOOPS.items()}
+    times = paired(ways, rounds=NUM_PAIRS, warmup=1)
+    print(machine())
     print(f"medians (and quartiles) of {NUM_PAIRS} turns of {NUM_BATCHES:,} microbatches\n")
-    print(f"{'loop':<20}{'us a microbatch':<28}of the plain loop")
+    print(f"{'loop':<22}{'us a microbatch':<28}of the plain loop")
     for name, found in times.items():
-        ratios = [a / b for a, b in zip(found, times["plain_loop"], strict=True)]
-        print(f"{name:<20}{spread(found):<28}{spread(ratios)}")
+        each = [seconds / len(data) * 1e6 for seconds in found]
+        print(f"{name:<22}{spread(each):<28}{spread(ratios(found, times['plain loop']))}")
 
 
 if __name__ == "__main__":

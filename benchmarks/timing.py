@@ -8,7 +8,7 @@ import datetime as dt
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,32 +23,61 @@ def machine() -> str:
     )
 
 
-def interleaved(
-    ways: Mapping[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2
-) -> dict[str, tuple[float, float]]:
-    """Run every way once a round, and give each its median seconds and its ratio to the first.
+def paired(
+    ways: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = 15,
+    warmup: int = 2,
+    before: Callable[[], object] = lambda: None,
+    ready: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Run every way once a round, in turns, and give the seconds of each round.
 
     Args:
         ways: What to time, by name.
         rounds: How often each is timed.
         warmup: Rounds before those, which are not counted.
-
-    Returns:
-        Median seconds, and the median of the ratios within a round.
+        before: Called before each way, and not timed.
+        ready: Waits until a device has done what was asked of it.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for index in range(warmup + rounds):
         for name, way in ways.items():
+            before()
+            ready()
             started = time.perf_counter()
             way()
+            ready()
             if index >= warmup:
                 seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratios(own: Sequence[float], peer: Sequence[float]) -> list[float]:
+    """The ratio of each round, so that a slow moment of the machine meets both."""
+    return [a / b for a, b in zip(own, peer, strict=True)]
+
+
+def spread(values: Sequence[float]) -> str:
+    """The median, and the quartiles in brackets."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{statistics.median(values):.3g} ({low:.3g} to {high:.3g})"
+
+
+def interleaved(
+    ways: Mapping[str, Callable[[], object]], *, rounds: int = 15, warmup: int = 2
+) -> dict[str, tuple[float, float]]:
+    """Give each way its median seconds, and the median of its ratios to the first.
+
+    Args:
+        ways: What to time, by name.
+        rounds: How often each is timed.
+        warmup: Rounds before those, which are not counted.
+    """
+    seconds = paired(ways, rounds=rounds, warmup=warmup)
     first = seconds[next(iter(ways))]
     return {
-        name: (
-            statistics.median(own),
-            statistics.median(a / b for a, b in zip(own, first, strict=True)),
-        )
+        name: (statistics.median(own), statistics.median(ratios(own, first)))
         for name, own in seconds.items()
     }
 

@@ -101,7 +101,7 @@ def live():
         run = Run.made()
     log = ms.JsonLines(folder / "updates.jsonl")
     log.rewind(run.updater.clock.update)
-    run.updater._books._sinks.append(log)
+    run.updater._books.sinks.append(log)
     for record in run.windows_left(4):
         run.save(path)
     torch.save(run.updater.model.state_dict(), folder / "weights.pt")

@@ -77,6 +77,18 @@ def run(*arguments: object) -> int:
     return run_command([str(argument) for argument in arguments])
 
 
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that a process has loaded when the command has done what was asked."""
+    code = (
+        f"import sys\nfrom midstep.cli import run\ncode = run({list(arguments)!r})\n"
+        "print('\\n', *sys.modules, file=sys.stderr)\nsys.exit(code)"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    return set(process.stderr.split())
+
+
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     """What the command said on stderr, which must be one line."""
     err = capsys.readouterr().err.strip()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the same names once more, for type checkers and for the reference pages
     from midstep import observers, schedules
+    from midstep.auditing.context import audit
     from midstep.autorows import AutoRows
     from midstep.checkpoint import load, save
     from midstep.clip import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
         clip_grad_value_,
         total_norm,
     )
+    from midstep.comparing import compare
     from midstep.counts import elements, rows, targets
     from midstep.errors import (
         CheckpointError,
@@ -46,12 +48,14 @@ if TYPE_CHECKING:  # the same names once more, for type checkers and for the ref
     from midstep.nonfinite import Raise, Skip
     from midstep.planning import plan
     from midstep.precision import BF16, FP16, FP32
+    from midstep.range_test import lr_range
     from midstep.ranks.sharded import Sharding
     from midstep.recipes.recipe import Recipe
     from midstep.recomputing import recompute
     from midstep.records import UpdateRecord, Verdict
     from midstep.sinks import JsonLines
     from midstep.updater import Updater
+    from midstep.verifying import Certificate, verify
     from midstep.window import Window
 
 __version__ = "0.1.0"
@@ -90,7 +94,12 @@ _PUBLIC = {
     "JsonLines": "sinks",
     "save": "checkpoint",
     "load": "checkpoint",
+    "lr_range": "range_test",
+    "compare": "comparing",
     "Recipe": "recipes.recipe",
+    "verify": "verifying",
+    "Certificate": "verifying",
+    "audit": "auditing.context",
     "plan": "planning",
     "AutoRows": "autorows",
     "recompute": "recomputing",
@@ -138,7 +147,12 @@ __all__ = [
     "JsonLines",
     "save",
     "load",
+    "lr_range",
+    "compare",
     "Recipe",
+    "verify",
+    "Certificate",
+    "audit",
     "plan",
     "AutoRows",
     "recompute",

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["cut_rows", "num_rows"]
+__all__ = ["cut_rows", "join_rows", "num_rows", "take_rows"]
 
 Batch = TypeVar("Batch")
 
@@ -86,7 +87,44 @@ def cut_rows(batch: Batch, rows: int) -> list[Batch]:
     total = num_rows(batch)
     if total <= rows:
         return [batch]
-    return [_slice(batch, total, start, start + rows) for start in range(0, total, rows)]
+    return [_taken(batch, total, slice(i, i + rows)) for i in range(0, total, rows)]
+
+
+def take_rows(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Take some rows of a batch, in any order and as often as they are named. Copies them.
+
+    Args:
+        batch: Any nesting the module docstring names.
+        rows: Their positions.
+
+    Raises:
+        ValueError: It holds nothing with rows, its parts disagree, or it can be read in two ways.
+        TypeError: It holds something that cannot be cut along rows.
+
+    Example:
+        >>> import torch
+        >>> take_rows({"x": torch.arange(5), "captions": list("abcde")}, [4, 0])
+        {'x': tensor([4, 0]), 'captions': ['e', 'a']}
+    """
+    taken: Batch = _taken(batch, num_rows(batch), list(rows))
+    return taken
+
+
+def join_rows(batches: Sequence[Batch]) -> Batch:
+    """Join batches of one form into one, the inverse of cutting. Copies them.
+
+    Args:
+        batches: At least one. What is not cut along rows must be the same in all of them.
+
+    Raises:
+        ValueError: Their tensors differ in another dimension than the rows, or in what is shared.
+
+    Example:
+        >>> import torch
+        >>> join_rows([{"x": torch.arange(2), "y": ["a", "b"]}, {"x": torch.arange(1), "y": ["c"]}])
+        {'x': tensor([0, 1, 0]), 'y': ['a', 'b', 'c']}
+    """
+    return _joined(batches, [num_rows(batch) for batch in batches], "")  # type: ignore[no-any-return]
 
 
 class _Place(NamedTuple):
@@ -154,20 +192,58 @@ def _is_column(place: _Place, rows: int) -> bool:
     return place.as_items == rows and place.as_parts != rows
 
 
-def _slice(batch: Any, total: int, start: int, stop: int) -> Any:
+def _taken(batch: Any, total: int, rows: slice | list[int]) -> Any:
     if _is_array(batch):
-        return batch[start:stop] if batch.shape else batch
+        return batch[rows] if batch.shape else batch
     listing = _listing(batch, "")
     if listing is not None and _is_column(listing, total):
-        return batch[start:stop]
+        if isinstance(rows, slice):
+            return batch[rows]
+        return type(batch)(batch[row] for row in rows)
     if isinstance(batch, Mapping):
         return _rebuild_mapping(
-            batch, {key: _slice(value, total, start, stop) for key, value in batch.items()}
+            batch, {key: _taken(value, total, rows) for key, value in batch.items()}
         )
     parts = _children(batch)
     if parts is None:
         return batch
-    pieces = {name: _slice(value, total, start, stop) for name, value in parts}
+    return _rebuild(batch, {name: _taken(value, total, rows) for name, value in parts})
+
+
+def _joined(batches: Sequence[Any], totals: Sequence[int], path: str) -> Any:
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    if _is_array(first) and first.shape:
+        if len({tuple(batch.shape[1:]) for batch in batches}) > 1:
+            shapes = ", ".join(f"{list(batch.shape)}" for batch in batches)
+            raise ValueError(
+                f"`{path or 'batch'}` has the shapes {shapes}, which differ in more than the rows, "
+                "so they cannot be joined. Pad them to one length."
+            )
+        return torch.cat(list(batches)) if isinstance(first, torch.Tensor) else _stacked(batches)
+    listing = _listing(first, "")
+    if listing is not None and _is_column(listing, totals[0]):
+        return type(first)(item for batch in batches for item in batch)
+    parts = [dict(_children(batch) or ()) for batch in batches]
+    if not parts[0]:
+        return first
+    joined = {
+        name: _joined([part[name] for part in parts], totals, f"{path}.{name}" if path else name)
+        for name in parts[0]
+    }
+    if isinstance(first, Mapping):
+        return _rebuild_mapping(first, {key: joined[str(key)] for key in first})
+    return _rebuild(first, joined)
+
+
+def _stacked(batches: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(list(batches))
+
+
+def _rebuild(batch: Any, pieces: dict[str, Any]) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*pieces.values())
     if isinstance(batch, (tuple, list)):

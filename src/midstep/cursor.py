@@ -29,12 +29,19 @@ class _KeepsItsPlace(Protocol):
 
 
 class Cursor:
-    """The place in the current pass over the data, and the way back to it."""
+    """The place in the current pass over the data, and the way back to it.
 
-    __slots__ = ("_loader", "_resume", "_start", "_stream", "num_batches")
+    Attributes:
+        num_batches: Used by windows that have ended, in this pass.
+        is_shared: Whether all ranks read the same batches in one order and share out each window,
+            so that the place is the same on any number of them.
+    """
+
+    __slots__ = ("_loader", "_resume", "_start", "_stream", "is_shared", "num_batches")
 
     def __init__(self) -> None:
-        self.num_batches = 0  # used by windows that have ended, in this pass
+        self.num_batches = 0
+        self.is_shared = False
         self._loader: object = None
         self._stream: Stream[Any] | None = None
         self._start: dict[str, Any] | None = None
@@ -96,6 +103,7 @@ class Cursor:
             "num_batches": self.num_batches,
             "is_ahead": is_ahead,
             "is_over": self._stream is not None and self._stream.is_over,
+            "is_shared": self.is_shared,
             "length": _length(self._loader),
             "start": self._start,
             "generators": _generator_states(self._loader),

@@ -63,6 +63,7 @@ class Books:
 
     Attributes:
         clock: Counts updates.
+        sinks: Called with each record.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Books:
         self._optimizer = optimizer
         self.loss_scale = loss_scale
         self.rates = rates
-        self._sinks = [Guarded(sink) for sink in sinks]
+        self.sinks = [Guarded(sink) for sink in sinks]
         self._ranks = ranks
 
     def attempt(self, window: Window[Any]) -> Attempt:
@@ -148,7 +149,7 @@ class Books:
 
     def publish(self, record: UpdateRecord) -> None:
         """Give a record to the sinks; after an applied update compare replicas, where it is due."""
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink(record)
         if record.applied and self._ranks is not None:
             self._ranks.check_replicas(self.clock.step)

@@ -127,15 +127,17 @@ class RankFailure(MidstepError, RuntimeError):
 
     Attributes:
         rank: The one that failed first; None where it is not known.
+        is_lost: Whether it is gone without a word, so that its process has said nothing either.
 
     Example:
         >>> RankFailure("Rank 1 failed: ValueError: bad batch.", rank=1).rank
         1
     """
 
-    def __init__(self, message: str, *, rank: int | None) -> None:
+    def __init__(self, message: str, *, rank: int | None, is_lost: bool = False) -> None:
         super().__init__(message)
         self.rank = rank
+        self.is_lost = is_lost
 
 
 class ReplicaDrift(MidstepError, RuntimeError):

@@ -152,6 +152,8 @@ class Feed:
         if self.window is not None:
             self.drop(self.window)
         self.clear()
+        if self._driver.accumulation is not None:
+            self._driver.accumulation.begin()
         self.started = time.perf_counter() if self._asked is None else self._asked
         self._asked = None
         ranks = self._driver.ranks

@@ -16,7 +16,7 @@ from .ranks import Ranks
 from .snapshot import RandomState
 from .window import Loss, Window
 
-__all__ = ["LossFunction", "Pass"]
+__all__ = ["LossFunction", "Pass", "counted_already"]
 
 Batch = TypeVar("Batch")
 LossFunction = Callable[[Any, Batch], Loss | Mapping[str, Loss]]
@@ -61,3 +61,11 @@ class Pass(Generic[Batch]):
         """
         again = self._window.again(self._seen, look)
         return first_bad_microbatch(again, self._model, self._loss, self._draws, ranks)
+
+
+def counted_already() -> ValueError:
+    """Say that a window of `windows(...)` takes no further count."""
+    return ValueError(
+        "`update(window, loss, count=...)`: this window has its counts already, from "
+        "`windows(...)`. Pass `count` there."
+    )

@@ -47,6 +47,16 @@ class RandomState:
         )
 
     @classmethod
+    def capture_host(cls) -> RandomState:
+        """Copy the state of the streams of the host: all that reading data draws from."""
+        return cls(
+            python=random.getstate(),
+            numpy=_numpy_state(),
+            torch_cpu=torch.get_rng_state(),
+            cuda=[],
+        )
+
+    @classmethod
     def capture_torch(cls) -> RandomState:
         """Copy the state of torch's streams: all a forward draws from, in 3 microseconds."""
         cuda = torch.cuda.get_rng_state_all() if _has_cuda() else []
@@ -131,10 +141,13 @@ def generators(loader: object) -> Iterable[torch.Generator]:
     """The random generators a loader draws its order from, each once.
 
     Args:
-        loader: A `torch.utils.data.DataLoader`, or anything else, which then has none.
+        loader: A `torch.utils.data.DataLoader`; what wraps one and has it as `loader`; or anything
+            else, which then has none.
     """
+    inner = getattr(loader, "loader", None)
     sampler = getattr(loader, "sampler", None)
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
+    found: list[Any] = [] if inner is None else list(generators(inner))
+    found += [getattr(owner, "generator", None) for owner in owners]
     return {id(g): g for g in found if isinstance(g, torch.Generator)}.values()

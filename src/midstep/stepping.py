@@ -47,7 +47,10 @@ class AveragesWeights(Protocol):
 def step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
     """Step the optimizer with the true gradients; afterwards `.grad` holds them."""
     factor = gradients.factor
-    if factor == 1.0:
+    if gradients.is_wide:
+        gradients.narrow_()
+        optimizer.step()
+    elif factor == 1.0:
         optimizer.step()
     elif factor is None or not _folds(optimizer, gradients, factor):
         gradients.apply_()
@@ -86,7 +89,9 @@ def step_unread(optimizer: Any, gradients: Gradients, factor: Tensor, found_inf:
         factor: Of every gradient. Shape [], wide.
         found_inf: 1 to change neither weights nor optimizer state, else 0. Shape [], float32.
     """
-    if all(t.dtype in _FACTOR_DTYPES for t in gradients.tensors):
+    if gradients.is_wide:
+        gradients.narrow_(factor)
+    elif all(t.dtype in _FACTOR_DTYPES for t in gradients.tensors):
         optimizer.grad_scale = (1.0 / factor).float()
     else:
         with torch.no_grad():

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from .accumulation.stage import Accumulation, attached
 from .autorows import AutoRows
 from .blame import Culprit, empty_error, names_of, report_strangers
 from .clip.norm import ByGlobalNorm
@@ -32,7 +33,7 @@ from .measuring import bring_, is_finite_here, measured
 from .nonfinite import Policy, Raise
 from .observers.observer import Observer, Subject
 from .observers.observing import Observing
-from .passes import LossFunction, Pass
+from .passes import LossFunction, Pass, counted_already
 from .precision import FP32, LossScale, Precision, autocast_of
 from .ranks import ranks_of
 from .rates import Rates, Schedule, rates_of
@@ -78,6 +79,7 @@ class Updater:
         observers: What looks at updates and adds to their records; see `midstep.observers`.
         sinks: Called with each record, on every rank. One that fails warns once and never stops
             the run.
+        accumulation: How gradients are added up; see `midstep.accumulation`. None as autograd does.
         lazy: Leave verdicts on the device; the host is told one update later, so that no update
             waits (see `settle`). None does so on an accelerator where every stage can.
 
@@ -119,6 +121,7 @@ class Updater:
         check_replicas_every: int | None = None,
         observers: Sequence[Observer] = (),
         sinks: Sequence[Callable[[UpdateRecord], None]] = (),
+        accumulation: Accumulation | None = None,
         lazy: bool | None = None,
     ) -> None:
         check_optimizer(optimizer)
@@ -147,6 +150,7 @@ class Updater:
             look=self._look if self.nonfinite.every_microbatch else None,
             ranks=self._ranks,
             is_lazy=self._late.is_on,
+            accumulation=attached(accumulation, model, optimizer, self._ranks),
         )
         self._feed = Feed(model, optimizer, driver, self._observing)
         self._empty = self.empty
@@ -239,10 +243,7 @@ class Updater:
         """
         if isinstance(window, Window):
             if count is not None:
-                raise ValueError(
-                    "`update(window, loss, count=...)`: this window has its counts already, from "
-                    "`windows(...)`. Pass `count` there."
-                )
+                raise counted_already()
         else:
             cut = cut_of(list(window), count)
             begun = self._begin(cut, self.empty, count is not None)

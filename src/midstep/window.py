@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from .accumulation.stage import Accumulation
 from .cutting import Cut, Elastic
 from .errors import WindowError
 from .forward import Forward
@@ -44,6 +45,7 @@ class Driver:
         look: Whether every gradient is finite so far, asked after each backward; None for no look.
         ranks: The other ranks; None for one alone.
         is_lazy: Whether losses, and counts that they carry, are read one update later.
+        accumulation: How gradients are added up; None for autograd's own way.
         on_batch: Told the position of each microbatch that is handed out; None for nobody.
         before_backward: Told the position of a microbatch whose forward is done.
         after_backward: Told it once its backward is done, too.
@@ -56,6 +58,7 @@ class Driver:
     look: Callable[[], bool] | None = None
     ranks: Ranks | None = None
     is_lazy: bool = False
+    accumulation: Accumulation | None = None
     on_batch: Callable[[int], None] | None = None
     before_backward: Callable[[int], None] | None = None
     after_backward: Callable[[int], None] | None = None
@@ -237,8 +240,7 @@ class Window(Generic[Batch]):
             term = self.tally.only_term()
             loss_sum, found = self.tally.take(term, loss, count, self.index)
             if found:
-                run_backward((loss_sum,), (self._seeds.of(term, loss_sum, found),))
-                self._note_sync()
+                self._walk((loss_sum,), (self._seeds.of(term, loss_sum, found),))
             elif self._is_lockstep:
                 self._backward_nothing([loss_sum])
         self._num_backward += 1
@@ -261,12 +263,20 @@ class Window(Generic[Batch]):
             elif self._is_lockstep:
                 nothing.append(loss_sum)
         if live:
-            run_backward(live, seeds)  # one walk over what the terms share
-            self._note_sync()
+            self._walk(live, seeds)  # one walk over what the terms share
         elif nothing:
             self._backward_nothing(nothing)
 
-    def _note_sync(self) -> None:
+    def _walk(self, losses: Sequence[Tensor], seeds: Sequence[Tensor]) -> None:
+        accumulation = self._driver.accumulation
+        if accumulation is None:
+            run_backward(losses, seeds)
+        else:
+            accumulation.before_backward(index=self.index, syncs=self.syncs)
+            try:
+                run_backward(losses, seeds)
+            finally:
+                accumulation.after_backward()
         if self._driver.ranks is not None and self.syncs:
             self._driver.ranks.parallel.after_backward()
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,18 +10,6 @@ import tiny
 from midstep.cli.options import Options, PrecisionName, ScheduleName
 
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
-
-
-def loaded_by(*arguments: str) -> set[str]:
-    """The modules that a process has loaded when the command has done what was asked."""
-    code = (
-        f"import sys\nfrom midstep.cli import run\ncode = run({list(arguments)!r})\n"
-        "print('\\n', *sys.modules, file=sys.stderr)\nsys.exit(code)"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    return set(process.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -38,7 +24,7 @@ def loaded_by(*arguments: str) -> set[str]:
     ],
 )
 def test_torch_stays_out_until_something_is_trained(arguments: tuple[str, ...]) -> None:
-    modules = loaded_by(*arguments)
+    modules = tiny.loaded_by(*arguments)
     assert "midstep.cli" in modules
     assert not {"torch", "numpy", "sympy"} & modules
 
@@ -61,7 +47,7 @@ def test_only_commands_that_exist_are_listed(capsys: pytest.CaptureFixture[str])
     assert tiny.run("--help") == 0
     text = capsys.readouterr().out
     assert "train" in text
-    for planned in ("report", "verify", "audit", "lint", "lr-range", "compare", "replay"):
+    for planned in ("replay",):
         assert planned not in text.split()
 
 

@@ -95,7 +95,8 @@ def test_a_finished_run_is_summed_up_again_and_left_as_it_is(
 ) -> None:
     folder = tmp_path / "run"
     assert tiny.run("train", recipe, "--out", folder) == 0
-    summary = capsys.readouterr().out.splitlines()[-6:]
+    out = capsys.readouterr().out
+    summary = out[out.index("\nupdates  ") + 1 :].splitlines()
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert tiny.run("train", "--resume", folder) == 0
     assert capsys.readouterr().out.splitlines() == summary

@@ -213,10 +213,20 @@ def test_the_module_is_the_command_too(tmp_path: Path) -> None:
     assert process.stdout == f"midstep {ms.__version__}\n"
 
 
-def test_the_built_in_recipe_trains_by_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("language", "the baseline of byte frequencies"),
+        ("digits", "BatchNorm normalises the rows of one forward"),
+        ("pairs", "The loss compares the rows of one forward"),
+    ],
+)
+def test_a_built_in_recipe_trains_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
 ) -> None:
+    if name == "digits":
+        pytest.importorskip("sklearn")
     options = ("--steps", 1, "--size", 1, "--out", tmp_path / "run")
-    assert tiny.run("train", "language", *options) == 0
-    assert "the baseline of byte frequencies" in capsys.readouterr().out
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"] == "language"
+    assert tiny.run("train", name, *options) == 0
+    assert words in capsys.readouterr().out
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["recipe"] == name

@@ -1,6 +1,7 @@
 """What is shown while a run goes on: a live display on a terminal, plain lines elsewhere."""
 
 import io
+import math
 import os
 import pty
 import sys
@@ -11,6 +12,7 @@ import tiny
 from rich.console import Console
 
 import midstep as ms
+from midstep.cli.sparkline import Sparkline
 from midstep.cli.stopping import Stop
 from midstep.cli.watching import Live, Pace, Plain, watch_of
 from midstep.recipes.held_out import HeldOut
@@ -155,6 +157,25 @@ def test_a_terminal_sees_the_display_and_is_left_clean(
     assert (b"\x1b[?25l" in text) is is_live  # the cursor is hidden
     assert text.count(b"\x1b[?25l") == text.count(b"\x1b[?25h")  # and comes back
     assert (b"first update" in text) is is_live
-    last = text.decode().splitlines()[-6:]
-    assert "20 applied" in last[0]
-    assert not any("left" in line for line in last)
+    summary = text.decode().partition("updates  ")[2]
+    assert "20 applied" in summary
+    assert " left" not in summary
+
+
+@pytest.mark.parametrize("length", [2, 24, 25, 300, 1001])
+def test_the_curve_of_the_loss_is_the_whole_run_in_few_characters(length: int) -> None:
+    line = Sparkline(24)
+    for step in range(length):
+        line.add(10 - step)
+        line.add(math.nan if step % 2 else None)
+    text = line.text()
+    assert 2 <= len(text) <= 24
+    assert [*text] == sorted(text, reverse=True)  # it falls, as the values do
+    assert (text[0], text[-1]) == ("\u2588", "\u2581")
+
+
+def test_the_display_shows_the_course_of_the_loss() -> None:
+    live = Live("run", 1000, 0, Stop(), console())
+    for step in range(1, 9):
+        live.on_update(record(step, loss_mean=9.0 - step))
+    assert "\u2588\u2587\u2586\u2585\u2584\u2583\u2582\u2581" in shown(live, 200)[1]

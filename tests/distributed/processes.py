@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import faulthandler
+import gc
 import importlib.util
 import inspect
 import multiprocessing
@@ -52,6 +53,8 @@ _SERVER.set_forkserver_preload(
         "midstep.ranks.opening",
         "midstep.ranks.sharing",
         "midstep.checkpoint.folder",
+        "midstep.cli.watching",
+        "midstep.recipes.training",
         "distributed.processes",
         "distributed.models",
     ]
@@ -105,9 +108,16 @@ def run(case: Callable[..., Any], *args: Any, size: int, seconds: float = LIMIT_
 
 
 def outcomes_of(
-    case: Callable[..., Any], *args: Any, size: int, seconds: float = LIMIT_SECONDS
+    case: Callable[..., Any],
+    *args: Any,
+    size: int,
+    seconds: float = LIMIT_SECONDS,
+    has_group: bool = True,
 ) -> list[Outcome]:
-    """Say how a case ended on each rank; none is left running."""
+    """Say how a case ended on each rank; none is left running.
+
+    Without `has_group` the case starts a process group itself, or does without.
+    """
     path = inspect.getsourcefile(case)
     call = pickle.dumps((path, case.__name__, args))
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +125,7 @@ def outcomes_of(
         processes = [
             _SERVER.Process(
                 target=_rank,
-                args=(rank, size, pipes[rank][1], call, f"{folder}/{rank}", seconds),
+                args=(rank, size, pipes[rank][1], call, f"{folder}/{rank}", seconds, has_group),
                 daemon=True,
             )
             for rank in range(size)
@@ -127,9 +137,10 @@ def outcomes_of(
             for _, theirs in pipes:
                 theirs.close()  # or the end of a process would not show
             deadline = time.monotonic() + seconds
-            port = ours[0].recv()
-            for pipe in ours[1:]:
-                pipe.send(port)
+            if has_group:
+                port = ours[0].recv()
+                for pipe in ours[1:]:
+                    pipe.send(port)
             found = _answers(ours, deadline)
             _let_go(ours, found)
             for process in processes:
@@ -169,19 +180,20 @@ def _let_go(pipes: list[Connection], found: dict[int, Outcome]) -> None:
 
 
 def _rank(  # noqa: PLR0917 - the body of one process
-    rank: int, size: int, pipe: Connection, call: bytes, log: str, seconds: float
+    rank: int, size: int, pipe: Connection, call: bytes, log: str, seconds: float, has_group: bool
 ) -> None:
+    gc.freeze()  # what the server imported is never garbage, and looking would copy its pages
     stderr = os.open(log, os.O_CREAT | os.O_WRONLY, 0o600)
     os.dup2(stderr, 2)
     faulthandler.dump_traceback_later(max(1.0, seconds - 5.0), file=stderr)
-    store = _store(rank, size, pipe)
-    dist.init_process_group(
-        "gloo",
-        store=store,
-        rank=rank,
-        world_size=size,
-        timeout=dt.timedelta(seconds=COLLECTIVE_SECONDS),
-    )
+    if has_group:
+        dist.init_process_group(
+            "gloo",
+            store=_store(rank, size, pipe),
+            rank=rank,
+            world_size=size,
+            timeout=dt.timedelta(seconds=COLLECTIVE_SECONDS),
+        )
     path, name, args = pickle.loads(call)
     started = time.monotonic()
     torch.manual_seed(0)

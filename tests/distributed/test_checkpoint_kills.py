@@ -20,6 +20,7 @@ from distributed.models import worst
 from distributed.processes import Outcome, outcomes_of
 
 import midstep as ms
+from midstep.ranks import board
 
 pytestmark = [
     pytest.mark.distributed,
@@ -33,6 +34,7 @@ def killed_while_saving(
     rank: int, size: int, folder: str, victims: list[int], at: tuple[int, float]
 ) -> int:
     """Go on for one step and save; die at a change to the disk of this rank, or after a while."""
+    board._ANSWER_SECONDS = 1.0  # who is left asks for the dead, and there is nobody else
     path = Path(folder) / NAME
     job = Job("DDP" if size > 1 else "plain")
     if path.parent.exists():

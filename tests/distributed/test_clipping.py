@@ -170,6 +170,28 @@ def test_drop_in_functions_measure_and_clip_a_mixture_of_meshes_and_plain_tensor
         assert found["bad"] == {"parameters[6]": 2}
 
 
+def dropped_in(rank: int, size: int, kind: str) -> dict[float, Any]:
+    """A step of one's own, with nothing of midstep but the function."""
+    del rank, size
+    found = {}
+    for p in ORDERS:
+        model = WRAPPINGS[kind](plain_model()).model
+        (model(BATCH).square().sum() / 40).backward()
+        norm = ms.clip_grad_norm_(model.parameters(), 0.1, norm_type=p)
+        found[p] = (norm.item(), gradients(model))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["FSDP2", "HSDP", "TP", "FSDP2 x TP"])
+def test_the_drop_in_function_clips_a_model_as_it_clips_one_process(kind: str) -> None:
+    """Tensor parallel under FSDP2 has shards that torch does not call shards."""
+    true = true_gradients()
+    for found in run(dropped_in, kind, size=4):
+        for p, (norm, grads) in found.items():
+            assert norm == pytest.approx(norm_of(true, p), rel=1e-12)
+            assert worst(grads, [g * min(1.0, 0.1 / norm_of(true, p)) for g in true]) < 1e-14
+
+
 def huge(rank: int, size: int) -> list[float]:
     del size
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

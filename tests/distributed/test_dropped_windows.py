@@ -92,7 +92,7 @@ def test_a_window_that_all_ranks_leave_has_left_no_trace_in_the_next(kind: str) 
 def leave_alone(rank: int, size: int, kind: str) -> None:
     """One rank breaks off, and begins another pass; the other goes on."""
     del size
-    board._STUCK_SECONDS = 3.0
+    board._STUCK_SECONDS = 2.0
     wrapped = WRAPPINGS[kind](plain_model())
     updater = ms.Updater(wrapped.model, torch.optim.SGD(wrapped.model.parameters(), lr=0.1))
     for window in updater.windows(data_of(rank), size=SIZE):
@@ -116,6 +116,7 @@ def test_a_window_that_one_rank_alone_leaves_ends_both(kind: str) -> None:
 def break_between_passes(rank: int, size: int) -> list[int]:
     """Stop a pass after two updates on all ranks, as a limit on steps does, and begin others."""
     del size
+    board._ANSWER_SECONDS = 1.0  # there is nobody else to ask
     wrapped = WRAPPINGS["DDP"](plain_model())
     updater = ms.Updater(wrapped.model, torch.optim.SGD(wrapped.model.parameters(), lr=0.1))
     for _ in range(3):

@@ -234,3 +234,29 @@ def test_half_precision_with_a_rank_that_runs_out_of_batches(fused: bool) -> Non
             assert grad_norm == pytest.approx(norm, rel=0.02)
             total = torch.cat([g.flatten() for g in grads]).norm().item()
             assert total == pytest.approx(min(0.1, norm), rel=1e-5)
+
+
+def many(rank: int, size: int, counts: tuple[int, ...]) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    updater = ms.Updater(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    rows = torch.linspace(-1, 1, 3 * sum(counts), dtype=torch.float64).view(-1, 3).split(counts)
+    before = updater._ranks.world.num_collectives
+    record = updater.update(
+        list(rows[rank].split(1)), lambda m, x: m(x).square().sum(), count=ms.rows()
+    )
+    cost = updater._ranks.world.num_collectives - before
+    return gradients(model), record.num_microbatches, cost
+
+
+@pytest.mark.parametrize(("counts", "cost"), [((63, 2), 2), ((1, 64), 3), ((64, 70), 3)])
+def test_the_fullest_rank_is_found_however_full_it_is(counts: tuple[int, ...], cost: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    rows = torch.linspace(-1, 1, 3 * sum(counts), dtype=torch.float64).view(-1, 3)
+    (model(rows).square().sum() / len(rows)).backward()
+    for grads, num_microbatches, found in run(many, counts, size=2):
+        assert worst(grads, [p.grad for p in model.parameters()]) < 1e-14
+        assert num_microbatches == sum(counts)
+        assert found == cost

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import midstep as ms
-from midstep.observers import Microbatches, NoiseScale
+from midstep.observers import Microbatches, NoiseScale, tap
+from midstep.observers.measures import norms_of
 from midstep.observers.microbatches import outlier_of
 
 
@@ -88,8 +89,12 @@ class Tied(nn.Module):
         return F.linear(x, self.first.weight)[:, :3]
 
 
+@pytest.mark.parametrize("most_bytes", [2**26, 300, 0])  # of gradients measured together
 @pytest.mark.parametrize("way", ["plain", "checkpointed", "reentrant"])
-def test_weights_that_are_tied_or_used_several_times_count_once(way: str) -> None:
+def test_weights_that_are_tied_or_used_several_times_count_once(
+    way: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tap, "_MOST_BYTES", most_bytes)
     batches = pairs(3, 9, 4)
     wanted = own_norms(Tied("plain"), batches)
     model = Tied(way)
@@ -99,6 +104,36 @@ def test_weights_that_are_tied_or_used_several_times_count_once(way: str) -> Non
     for _ in range(2):  # what was found out in the first window is known in the second
         found = updater.update(batches, loss_sum, count=ms.targets()).extra
         assert found["microbatch_grad_norms"] == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("most_bytes", "num_at_once"), [(2**26, 4), (0, 1)])
+def test_gradients_are_measured_together_as_far_as_they_may_wait(
+    most_bytes: int, num_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def watched(tensors: list[Tensor]) -> Any:
+        seen.append(len(tensors))
+        return norms_of(tensors)
+
+    monkeypatch.setattr(tap, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(tap, "norms_of", watched)
+    observed(classifier(), pairs(3, 9))
+    assert max(seen) == num_at_once
+    assert sum(seen) == 8
+
+
+def test_a_compiled_model_is_measured_and_not_compiled_again() -> None:
+    model, batches = classifier(), pairs(4, 4)
+    wanted = own_norms(model, batches)
+    compiled = torch.compile(model, backend="aot_eager")
+    updater = ms.Updater(
+        compiled, torch.optim.SGD(model.parameters(), lr=0.0), observers=[Microbatches(every=2)]
+    )
+    updater.update(batches, loss_sum, count=ms.targets())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        extra = updater.update(batches, loss_sum, count=ms.targets()).extra
+    assert extra["microbatch_grad_norms"] == pytest.approx(wanted, rel=1e-12)
 
 
 def test_several_terms_are_measured_together() -> None:

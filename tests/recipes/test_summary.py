@@ -114,3 +114,11 @@ def test_the_held_out_loss_stands_beside_its_baselines(loss: float, words: str) 
     )  # fmt: skip
     summary = Summary.of([record(1)], held_out=held_out, baselines={"guessing": 3.0})
     assert words in "\n".join(summary.lines())
+
+
+def test_what_a_recipe_says_a_reader_must_know_ends_the_summary() -> None:
+    lines = Summary.of([], notes=["it crosses rows", "and more"]).lines()
+    assert [line.split(maxsplit=1) for line in lines[-2:]] == [
+        ["note", "it crosses rows"],
+        ["note", "and more"],
+    ]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..ranks import Ranks
+from ..ranks.locals import split_dim
 from .tensors import chunk_of, local_of
 
 __all__ = ["Marker", "that_differ"]
@@ -56,7 +57,7 @@ def _place(tensor: Tensor, num_ranks: int) -> str | None:
     if not isinstance(tensor, DTensor):
         return "whole"
     mesh = tensor.device_mesh
-    if mesh.size() == num_ranks and all(p.is_shard() for p in tensor.placements):
+    if mesh.size() == num_ranks and all(split_dim(p) is not None for p in tensor.placements):
         return None
     return str(chunk_of(tensor))
 

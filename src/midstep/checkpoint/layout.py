@@ -77,7 +77,8 @@ def moved(
 
     All ranks together have used `num_batches * data_parallel_size` batches, and each of the new
     ones goes on as if it had used its share. For ranks that take turns in one order, as with
-    `DistributedSampler`, no row is left out or seen twice.
+    `DistributedSampler`, no row is left out or seen twice. Where every rank reads the whole order,
+    the place is that of all of them as it is.
 
     Args:
         path: Of the checkpoint, for what is said of it.
@@ -90,6 +91,8 @@ def moved(
         CheckpointError: A loader kept its own place, ranks had used different numbers of batches,
             or the number of all does not divide.
     """
+    if cursor is not None and cursor.get("is_shared"):
+        return dict(cursor)
     if cursor is None or cursor["start"] is None:
         return None
     counts = [each.num_batches for each in progress]

@@ -6,6 +6,7 @@ was stopped by one. What goes wrong is one line on stderr.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -13,10 +14,20 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .failures import FINE, fail, period
+from .audit import SETTINGS, audit
+from .choices import batch, threshold
+from .compare import compare
+from .explain import explain
+from .failures import FINE, period
 from .figures import figures
+from .launch import Launch, Speaker
+from .lint import lint
+from .lr_range import lr_range
 from .plan import plan
+from .report import report
+from .schedule import schedule
 from .train import train
+from .verify import verify
 
 __all__ = ["main", "run"]
 
@@ -28,7 +39,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
+app.command()(lr_range)
+app.command()(compare)
+app.command()(threshold)
+app.command()(batch)
+app.command()(schedule)
+app.command(context_settings=SETTINGS)(audit)
 app.command()(figures)
+app.command()(verify)
+app.command()(lint)
+app.command()(explain)
+app.command()(report)
 app.command()(plan)
 
 
@@ -71,7 +92,9 @@ def run(arguments: Sequence[str]) -> int:
             # typer puts this before what it takes from an enum.
             message = message.replace("Value error, ", "")
             command = getattr(getattr(error, "ctx", None), "command_path", "midstep")
-            fail(f"{period(message)} See `{command} --help`.")
+            is_alone = command != "midstep train"  # no other command knows of ranks
+            with Speaker(Launch() if is_alone else Launch.of(os.environ)) as speaker:
+                speaker(f"{period(message)} See `{command} --help`.", error)
         return error.exit_code
     return code if isinstance(code, int) else FINE
 

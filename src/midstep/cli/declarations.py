@@ -11,15 +11,17 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from .options import PrecisionName, ScheduleName
+from .options import ParallelName, PrecisionName, ScheduleName
 
 __all__ = [
     "Clip",
     "EvaluateEvery",
     "LearningRate",
     "Minimum",
+    "NamedRecipe",
     "Observe",
     "Out",
+    "Parallel",
     "Precision",
     "RecipeName",
     "Resume",
@@ -62,8 +64,17 @@ RecipeName: TypeAlias = Annotated[
     str | None,
     typer.Argument(
         metavar="RECIPE",
-        help="A built-in recipe (language), or a .py file that defines recipe(seed) and returns a "
-        "midstep.Recipe. Not needed with --resume.",
+        help="A built-in recipe (language, digits or pairs), or a .py file that defines "
+        "recipe(seed) and returns a midstep.Recipe. Not needed with --resume.",
+        show_default=False,
+    ),
+]
+NamedRecipe: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A built-in recipe (language, digits, pairs), or a .py file that defines recipe(seed) "
+        "and returns a midstep.Recipe.",
         show_default=False,
     ),
 ]
@@ -185,6 +196,14 @@ Resume: TypeAlias = Annotated[
         metavar="FOLDER",
         help="Go on with the run in FOLDER after its last checkpoint. Options that would make it "
         "another run are refused.",
+        rich_help_panel=_RUN,
+    ),
+]
+Parallel: TypeAlias = Annotated[
+    ParallelName | None,
+    typer.Option(
+        help="How the processes that torchrun started share the model: ddp, whole on each, or "
+        "fsdp, in shards. Default: one process alone.",
         rich_help_panel=_RUN,
     ),
 ]

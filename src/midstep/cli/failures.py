@@ -19,7 +19,12 @@ FAILED = 2
 INTERRUPTED = 128  # plus the number of the signal, as shells count
 
 
-def attempt(action: Callable[[], int], *, traceback: bool) -> int:
+def attempt(
+    action: Callable[[], int],
+    *,
+    traceback: bool,
+    say: Callable[[str, BaseException], None] | None = None,
+) -> int:
     """Run a command, and turn whatever it raises into one line and an exit code.
 
     Warnings are one line each, too.
@@ -27,25 +32,27 @@ def attempt(action: Callable[[], int], *, traceback: bool) -> int:
     Args:
         action: Does the work and returns the exit code.
         traceback: Show the whole traceback, too.
+        say: Writes the line, given the error, too; None to write it to stderr.
 
     Returns:
         The exit code.
     """
+    say = say or (lambda message, _: fail(message))
     try:
-        with _warnings_in_one_line():
+        with _warnings_in_one_line(say):
             return action()
     except KeyboardInterrupt as error:
-        fail(" ".join(["interrupted.", *_notes(error)]))
+        say(" ".join(["interrupted.", *_notes(error)]), error)
         return INTERRUPTED + 2
     except BrokenPipeError as error:
         # Nobody reads any more; without this Python complains once more when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        fail(" ".join(["nobody reads its output any more.", *_notes(error)]))
+        say(" ".join(["nobody reads its output any more.", *_notes(error)]), error)
         return FAILED
     except Exception as error:  # noqa: BLE001 - a command ends with a line, whatever the reason
         if traceback:
             tracebacks.print_exception(error)
-        fail(in_one_line(error, traceback=traceback))
+        say(in_one_line(error, traceback=traceback), error)
         return FAILED
 
 
@@ -93,9 +100,10 @@ def period(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _warnings_in_one_line() -> Iterator[None]:
+def _warnings_in_one_line(say: Callable[[str, BaseException], None]) -> Iterator[None]:
     def show(message: Warning | str, *_place: object, **_named: object) -> None:
-        fail(f"warning: {' '.join(str(message).split())}")
+        warning = message if isinstance(message, Warning) else UserWarning(message)
+        say(f"warning: {' '.join(str(message).split())}", warning)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

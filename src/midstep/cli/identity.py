@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..recipes.folder import RunFolder
     from ..recipes.recipe import Recipe
     from ..recipes.settings import Settings
     from .options import Options
@@ -26,7 +25,7 @@ _SHORT = 60  # characters of a value that is worth showing
 
 
 def about(
-    source: str | Path, options: Options, settings: Settings, recipe: Recipe
+    source: str | Path, options: Options, settings: Settings, recipe: Recipe, num_ranks: int
 ) -> dict[str, Any]:
     """Describe a run as it is begun, in plain values, for `run.json`.
 
@@ -35,6 +34,7 @@ def about(
         options: What was typed.
         settings: What it came to.
         recipe: Whose baselines are kept.
+        num_ranks: How many train it together.
     """
     from ..recipes.folder import versions
 
@@ -44,22 +44,24 @@ def about(
         "options": options.to_json(),
         "settings": settings.words(),
         "baselines": dict(recipe.baselines),
+        "num_ranks": num_ranks,
         "versions": versions(),
         "begun": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
     }
 
 
-def refuse_another_run(folder: RunFolder, settings: Settings) -> None:
+def refuse_another_run(path: Path, about: Mapping[str, Any], settings: Settings) -> None:
     """Refuse settings under which the run would not be the one that was begun.
 
     Args:
-        folder: Of the run.
+        path: Of its folder.
+        about: How it was begun.
         settings: With which it would go on.
 
     Raises:
         ValueError: Names what differs, with both values.
     """
-    begun: Mapping[str, Any] = folder.about["settings"]
+    begun: Mapping[str, Any] = about["settings"]
     now = settings.words()
     differences = [
         _difference(name, begun.get(name), value)
@@ -68,25 +70,31 @@ def refuse_another_run(folder: RunFolder, settings: Settings) -> None:
     ]
     if differences:
         raise ValueError(
-            f"`{folder.path}` was begun with {' and '.join(differences).rstrip(',')}: it would go "
+            f"`{path}` was begun with {' and '.join(differences).rstrip(',')}: it would go "
             "on as another run. Leave the option out (or undo the change of the recipe), or begin "
             "anew."
         )
 
 
-def changes(folder: RunFolder, source: str | Path) -> Iterator[str]:
+def changes(about: Mapping[str, Any], source: str | Path, num_ranks: int) -> Iterator[str]:
     """Tell what may make the continued run part from the uninterrupted one.
 
     Args:
-        folder: Of the run.
+        about: How the run was begun.
         source: What `find_recipe` returned.
+        num_ranks: How many go on with it together.
     """
     from ..recipes.folder import versions
 
-    if folder.about.get("recipe_sha256") != _sha256(source):
+    if (before := about.get("num_ranks", 1)) != num_ranks:
+        yield (
+            f"the run was begun on {before} rank{'s' * (before > 1)} and goes on with {num_ranks}, "
+            "so sums are rounded in another order, and dropout draws other numbers"
+        )
+    if about.get("recipe_sha256") != _sha256(source):
         yield f"`{source}` has changed since the run was begun, which may make it another run"
     for name, version in versions().items():
-        before = folder.about.get("versions", {}).get(name)
+        before = about.get("versions", {}).get(name)
         if before != version:
             yield (
                 f"the run was begun with {name} {before} and goes on with {version}, so its "

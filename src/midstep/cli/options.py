@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..recipes.recipe import Recipe
     from ..recipes.settings import Settings
 
-__all__ = ["Options", "PrecisionName", "ScheduleName"]
+__all__ = ["Options", "ParallelName", "PrecisionName", "ScheduleName"]
 
 DEFAULT_SEED = 0
 DECAY_SHARE = 5  # warm-up, stable, decay: the last fifth decays; Hagele et al. 2024 use 10 to 20 %
@@ -41,6 +41,13 @@ class ScheduleName(enum.StrEnum):
     INVERSE_SQRT = "inverse-sqrt"
 
 
+class ParallelName(enum.StrEnum):
+    """Ways for ranks to share a model, by the name that is typed."""
+
+    DDP = "ddp"
+    FSDP = "fsdp"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What was typed; None where nothing was.
@@ -61,6 +68,7 @@ class Options:
         save_every: Applied updates between two checkpoints.
         evaluate_every: Applied updates between two held-out losses.
         observe: Record everything that can be observed.
+        parallel: How ranks share the model. No setting: it decides no weight but by rounding.
 
     Raises:
         ValueError: A number is out of range, or two options exclude each other.
@@ -81,6 +89,7 @@ class Options:
     save_every: int | None = None
     evaluate_every: int | None = None
     observe: bool | None = None
+    parallel: ParallelName | None = None
 
     def __post_init__(self) -> None:
         for name in (
@@ -118,6 +127,8 @@ class Options:
             before["clip"] = float(before["clip"])
         if "precision" in before:
             before["precision"] = PrecisionName(before["precision"])
+        if "parallel" in before:
+            before["parallel"] = ParallelName(before["parallel"])
         if "schedule" in before:
             before["schedule"] = ScheduleName(before["schedule"])
         return Options(**{**before, **self.given()})

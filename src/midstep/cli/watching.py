@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from ..records import UpdateRecord
+from .sparkline import Sparkline
 from .stopping import Stop
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..recipes.held_out import HeldOut
 
-__all__ = ["Live", "Plain", "Watch", "watch_of"]
+__all__ = ["Live", "Plain", "Silent", "Watch", "watch_of"]
 
 _NUM_RECENT = 20  # updates behind the targets a second
 _NUM_LINES = 20  # plain lines of a whole run, beside those that say something special
@@ -136,10 +137,12 @@ class Live:
         self._stop = stop
         self._console = console
         self._last: UpdateRecord | None = None
+        self._losses = Sparkline()
 
     def on_update(self, record: UpdateRecord) -> None:
         """Take it into the display; one that was skipped leaves a line."""
         self._pace.add(record)
+        self._losses.add(record.loss_mean)
         self._last = record
         if not record.applied:
             self.say(str(record))
@@ -194,13 +197,34 @@ class Live:
         if last is None:
             return Text("first update ...", style="dim")
         facts = Text(no_wrap=True, overflow="ellipsis")
-        facts.append(f"loss {number(last.loss_mean)}   norm {number(last.grad_norm)}")
+        facts.append("loss ", style="dim").append(number(last.loss_mean))
+        facts.append("   norm ", style="dim").append(number(last.grad_norm))
         facts.append(" clipped" if last.clipped else "", style="yellow")
-        facts.append(f"   rate {last.lr[0]:.2e}   {self._pace.targets_per_second():,.0f} targets/s")
-        return facts
+        facts.append("   rate ", style="dim").append(f"{last.lr[0]:.2e}")
+        facts.append(f"   {self._pace.targets_per_second():,.0f}")
+        facts.append(" targets/s", style="dim")
+        # Last, so that it is what a narrow window cuts.
+        return facts.append(f"   {self._losses.text()}", style="cyan")
 
 
-def watch_of(name: str, steps: int, step: int, stop: Stop) -> Watch:
+class Silent:
+    """Shows nothing: the display of a rank for which another speaks."""
+
+    def on_update(self, record: UpdateRecord) -> None:
+        """Show nothing."""
+
+    def on_held_out(self, held_out: HeldOut) -> None:
+        """Show nothing."""
+
+    def say(self, line: str) -> None:
+        """Say nothing."""
+
+    def showing(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to open."""
+        return contextlib.nullcontext()
+
+
+def watch_of(name: str, steps: int, step: int, stop: Stop, *, speaks: bool = True) -> Watch:
     """Choose the display that fits stdout, and have `stop` speak where the display does not.
 
     Args:
@@ -208,7 +232,10 @@ def watch_of(name: str, steps: int, step: int, stop: Stop) -> Watch:
         steps: Applied updates of the whole run.
         step: Those applied before now.
         stop: Whether somebody asked the run to stop.
+        speaks: Whether this rank shows anything.
     """
+    if not speaks:
+        return Silent()
     if sys.stdout.isatty():
         from rich.console import Console
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ class Adaptive(MeasuresLength, Stateless):
     dim 0 (torch's layout); a vector or a number is one unit. Made for networks without
     normalization. Weights that are zero count as `eps` long, which almost freezes them, and the
     last layer does better without: name such parameters in `exempt`. Changes the direction. Costs
-    a read of weights and gradients in float64, and where it clips a multiplication.
+    a read of weights and gradients in float64, and where it clips a multiplication. On shards one
+    more read, a small collective, and one for each axis of a mesh that splits units.
 
     Attributes:
         clipping: The share, of one update at rate 1; a number, or a function of the number of
@@ -61,6 +63,7 @@ class Adaptive(MeasuresLength, Stateless):
     clipping: Threshold = 0.01
     eps: float = 1e-3
     exempt: Tensor | Iterable[Tensor] = dataclasses.field(default=(), repr=False)
+    needs_each: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_threshold("clipping", self.clipping, "Adaptive")
@@ -72,30 +75,50 @@ class Adaptive(MeasuresLength, Stateless):
         """Shrink each unit whose gradient is greater than its share."""
         clipping = at_step("clipping", self.clipping, attempt.step, "Adaptive")
         before = gradients.norms()
+        own, weights = self._unit_norms(gradients, before)
         after = list(before)
         factors: dict[int, Tensor] = {}
         for index, pending in enumerate(gradients.factors):
-            parameter, tensor = gradients.parameters[index], gradients.tensors[index]
-            if parameter in self.exempt or before[index] == 0.0:
-                continue
-            largest = clipping * _unit_norms(_weights(parameter, tensor)).clamp_min(self.eps)
-            norms = _unit_norms(tensor) * abs(pending)
+            largest = clipping * weights[index].clamp_min(self.eps)
+            norms = own[index] * abs(pending)
             if bool((norms > largest).any()):
                 after[index] = tensor_norms([torch.minimum(norms, largest)])[0]
                 factors[index] = torch.where(norms > largest, largest / norms, 1.0)
-        if not factors:
-            return Decision(clipped=False, threshold=clipping)
 
         def shrink_units(tensors: list[Tensor]) -> None:
             for index, factor in factors.items():
                 _multiply_units_(tensors[index], factor)
 
-        gradients.edit_(shrink_units)
-        coefficient = combined_norm(after, 2.0) / combined_norm(before, 2.0)
-        return Decision(clipped=True, coefficient=coefficient, threshold=clipping)
+        if gradients.has_parts:  # others may have shrunk what this rank has not
+            norm = gradients.norm()
+            gradients.edit_(shrink_units)
+            is_clipped, shrunk = gradients.any_and_norm(bool(factors))
+        else:
+            is_clipped, norm = bool(factors), combined_norm(before, 2.0)
+            shrunk = combined_norm(after, 2.0)
+            if factors:
+                gradients.edit_(shrink_units)
+        coefficient = shrunk / norm if is_clipped else 1.0
+        return Decision(clipped=is_clipped, coefficient=coefficient, threshold=clipping)
+
+    def _unit_norms(
+        self, gradients: Gradients, norms: Sequence[float]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Measure the units of each gradient, and of its weights; none of those left alone."""
+        both = []
+        for parameter, tensor, norm in zip(
+            gradients.parameters, gradients.tensors, norms, strict=True
+        ):
+            if parameter in self.exempt or norm == 0.0:
+                both.append(torch.zeros(2, 0, dtype=torch.float64, device=tensor.device))
+            else:
+                weights = _weights(parameter)
+                both.append(torch.stack([_unit_norms(tensor), _unit_norms(weights)]))
+        whole = gradients.whole_units(both)
+        return [norms[0] for norms in whole], [norms[1] for norms in whole]
 
 
-def _weights(parameter: Tensor, tensor: Tensor) -> Tensor:
+def _weights(parameter: Tensor) -> Tensor:
     """The weights that a gradient's entries belong to: all, or the rows a sparse one stores."""
     weights, grad = parameter.detach(), parameter.grad
     if grad is not None and grad.layout is torch.sparse_coo:
@@ -106,13 +129,7 @@ def _weights(parameter: Tensor, tensor: Tensor) -> Tensor:
                 "the parameter in `exempt`."
             )
         return weights[grad.indices()[0]]
-    if weights.shape != tensor.shape:
-        raise NotImplementedError(
-            f"`Adaptive`: of a parameter of shape {list(weights.shape)} only {list(tensor.shape)} "
-            "lies on this rank, so its units may not be whole. Use `ByTensorNorm` or `ByRms`, or "
-            "name the parameter in `exempt`."
-        )
-    to_local = getattr(weights, "to_local", None)  # of a DTensor that lies here whole
+    to_local = getattr(weights, "to_local", None)  # of a DTensor: what lies here
     return weights if to_local is None else to_local()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ..gradients import Gradients
 from .checks import check_between, check_count
@@ -86,6 +86,7 @@ class ByTensorAverage(MeasuresLength):
     warmup: int = 100
     floor: float = 1e-3
     cap: Threshold = 1.0
+    needs_each: ClassVar[bool] = True
     _memory: _Memory = dataclasses.field(
         init=False, repr=False, compare=False, default_factory=_Memory
     )

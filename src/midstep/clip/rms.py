@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 from ..gradients import Gradients
 from .rule import (
@@ -53,6 +54,7 @@ class ByRms(MeasuresLength, Stateless):
     """
 
     max_rms: Threshold
+    needs_each: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_threshold("max_rms", self.max_rms, "ByRms")

@@ -23,6 +23,7 @@ __all__ = ["Gradients", "multiply_"]
 
 # float32 holds every factor in here with all its digits. One outside is applied in several passes.
 _SMALLEST, _GREATEST = 2.0**-100, 2.0**100
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class Gradients:
@@ -100,6 +101,24 @@ class Gradients:
         """
         return combined_norm(self.norms(p), p)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether this rank knows only a part of them, so that others may have to be asked."""
+        return False
+
+    def whole_units(self, norms: Sequence[Tensor]) -> list[Tensor]:
+        """Make the norms of whole units (rows, filters, vectors) out of those of what lies here.
+
+        Args:
+            norms: A float64 tensor for each gradient, of equally many numbers on all ranks that
+                split its units.
+        """
+        return list(norms)
+
+    def any_and_norm(self, flag: bool) -> tuple[bool, float]:
+        """Say whether any rank says so, and measure the L2 norm anew. All ranks must ask alike."""
+        return flag, self.norm()
+
     def mul_(self, factor: float) -> None:
         """Multiply every gradient, later, together with everything else."""
         self._factor *= factor
@@ -125,6 +144,41 @@ class Gradients:
     def apply_(self) -> None:
         """Bring the pending factors into `.grad`: one multiplication, none where they are 1."""
         multiply_(self.tensors, self.factors)
+        self.hand_over_()
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a gradient is in another dtype than its parameter, which no kernel steps with."""
+        return any(
+            t.dtype is not p.dtype and p.dtype in _HALF
+            for t, p in zip(self.tensors, self.parameters, strict=True)
+        )
+
+    @torch.no_grad()
+    def narrow_(self, further: Tensor | None = None) -> None:
+        """Bring the pending factors into `.grad` and round it to its parameter's dtype, once.
+
+        One pass, tensor by tensor, so that one wide gradient at a time is there twice.
+
+        Args:
+            further: A factor on the device, of all of them.
+        """
+        for index, (parameter, factor) in enumerate(
+            zip(self.parameters, self.factors, strict=True)
+        ):
+            wide, by = self.tensors[index], factor
+            if not _SMALLEST <= abs(by) <= _GREATEST:
+                multiply_([wide], [by])
+                by = 1.0
+            by_all: float | Tensor = by if further is None else further * by
+            if wide.dtype is parameter.dtype or parameter.dtype not in _HALF:
+                wide.mul_(by_all)
+                continue
+            narrow = torch.empty_like(wide, dtype=parameter.dtype)
+            torch.mul(wide, by_all, out=narrow)
+            parameter.grad = None
+            parameter.grad_dtype = parameter.dtype
+            parameter.grad = self.tensors[index] = narrow
         self.hand_over_()
 
     @property

@@ -85,6 +85,23 @@ class SharedGradients(Gradients):
         self._norms[p] = [wholes[position] for position in self.positions]
         return sums
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether this rank knows only a part of them, so that others may have to be asked."""
+        return self._sharing.has_parts
+
+    def whole_units(self, norms: Sequence[Tensor]) -> list[Tensor]:
+        """Make the norms of whole units out of those of what lies here.
+
+        One small gather for each axis of a mesh along which units are split.
+        """
+        return self._sharing.whole_units(self.parameters, norms)
+
+    def any_and_norm(self, flag: bool) -> tuple[bool, float]:
+        """Say whether any rank says so, and measure the L2 norm anew: one small collective."""
+        (num,) = self.measure(2.0, each=True, ride=[float(flag)])
+        return num > 0, self.norm()
+
     def _parts(self, p: float) -> list[float]:
         """Norms of what lies here, each share of a number that lies on several ranks counted."""
         return [

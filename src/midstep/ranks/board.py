@@ -80,6 +80,8 @@ class Board:
                 self._store.set("failure", f"{self._rank} {message}")
                 self._store.set("news", "1")
                 self._missing("heard", _ANSWER_SECONDS)
+            else:  # it failed by itself, and need not hear of another
+                self._store.set(f"heard/{self._rank}", "1")
 
     def explained(self, error: RuntimeError) -> RankFailure | None:
         """Find out why a collective broke: a failure another rank posted, or a rank that is gone.
@@ -193,6 +195,7 @@ def _lost(who: str, rank: int | None, error: RuntimeError) -> RankFailure:
         "with it, because a window needs every rank. Weights are as the last applied update left "
         f"them. Look at the log of that process. The collective said: {first}",
         rank=rank,
+        is_lost=True,
     )
 
 

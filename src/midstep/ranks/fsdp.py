@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -28,6 +29,12 @@ class Group:
     def sharded(self) -> list[nn.Parameter]:
         """The parameters as the optimizer has them."""
         return [parameter.sharded_param for parameter in self._group.fsdp_params]
+
+    @property
+    def reduces_in(self) -> set[torch.dtype]:
+        """In which dtypes gradients are summed, over microbatches and ranks."""
+        policy = self._group.mp_policy.reduce_dtype
+        return {policy or p.dtype for p in self.sharded if p.requires_grad}
 
     @property
     def process_groups(self) -> list[dist.ProcessGroup]:

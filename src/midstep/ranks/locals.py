@@ -6,8 +6,20 @@ import torch
 from torch import Tensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["local_gradient", "local_part"]
+__all__ = ["local_gradient", "local_part", "split_dim"]
+
+
+def split_dim(placement: Placement) -> int | None:
+    """Give the dim that a placement splits; None where it splits none.
+
+    `is_shard` says no of the strided shards that `fully_shard` makes of tensors split before.
+    """
+    if placement.is_replicate() or placement.is_partial():
+        return None
+    dim: int | None = getattr(placement, "dim", None)
+    return dim
 
 
 def local_gradient(parameter: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from .joint import joint_norm
-from .locals import local_part
+from .locals import local_part, split_dim
 
 __all__ = ["Meshes", "part_of"]
 
@@ -79,7 +79,7 @@ def _is_on(tensor: Tensor, mesh: DeviceMesh) -> bool:
 
 
 def _split_axes(tensor: DTensor) -> list[int]:
-    return [axis for axis, p in enumerate(tensor.placements) if p.is_shard()]
+    return [axis for axis, p in enumerate(tensor.placements) if split_dim(p) is not None]
 
 
 def _joined(

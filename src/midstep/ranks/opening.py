@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..errors import WindowError
 from .parallel import Parallel
@@ -14,6 +14,8 @@ __all__ = ["Opener", "Opening"]
 
 # Slots for terms: what each counts, and whether any rank counts it at all.
 _MOST_TERMS = 16
+# Slots for how many microbatches the fullest rank has, and one for more than that.
+_MOST_MARKED = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class _Head:
     needs_names: float
     has_too_many: float
     needs_calls: float
+    asks_to_end: float
 
     @property
     def agrees(self) -> bool:
@@ -56,9 +59,16 @@ class Opener:
     Args:
         world: The ranks.
         parallel: How they share the model.
+
+    Attributes:
+        asks_to_end: Whether this rank wants the run to end; None where nobody asks it.
+        is_asked_to_end: Whether any rank wanted it when the last window was opened, so that all
+            of them can end after the same one. Travels with the opening, for nothing.
     """
 
     def __init__(self, world: World, parallel: Parallel) -> None:
+        self.asks_to_end: Callable[[], bool] | None = None
+        self.is_asked_to_end = False
         self._world = world
         self._parallel = parallel
         self._copies = world.size // parallel.data_parallel_size
@@ -74,8 +84,9 @@ class Opener:
     ) -> Opening | None:
         """Learn what the window is on all ranks together; None when no rank has a batch left.
 
-        One all-reduce; an all-gather where ranks run in lockstep, since the fullest rank counts.
-        One more when ranks have not met a term yet that another counts.
+        One all-reduce of 336 bytes, or where ranks run in lockstep of 856, since the fullest rank
+        counts. One more collective when ranks have not met a term yet that another counts, or when
+        the fullest of ranks in lockstep has more than 63 microbatches.
 
         Args:
             num_microbatches: Of this rank.
@@ -99,8 +110,10 @@ class Opener:
             needs_names=float(not names),
             has_too_many=float(len(self._terms) > _MOST_TERMS),
             needs_calls=float(not num_microbatches and self._parallel.needs_calls),
+            asks_to_end=float(self.asks_to_end is not None and self.asks_to_end()),
         )
         most, totals, sums, seen = self._agree(said, names, own)
+        self.is_asked_to_end = totals.asks_to_end > 0
         if not totals.has_cut:
             return None
         if totals.is_streamed not in (0, self._world.size):
@@ -132,13 +145,19 @@ class Opener:
         head = dataclasses.astuple(said)
         values = [*head, *(own.get(name, 0.0) for name in names), *unused]
         values += [*(float(name in own) for name in names), *unused]
-        if self._parallel.is_lockstep:
-            rows = self._world.gather(values)
-            totals = [sum(column) for column in zip(*rows, strict=True)]
-            most = int(max(row[1] for row in rows))
-        else:
-            totals, most = self._world.sum(values), int(said.num_microbatches)
-        slots = totals[len(head) :]
+        own_number = most = int(said.num_microbatches)
+        is_lockstep = self._parallel.is_lockstep
+        if is_lockstep:  # a sum has no largest: each rank marks its number
+            marks = [0.0] * (_MOST_MARKED + 1)
+            marks[min(own_number, _MOST_MARKED)] = 1.0
+            values += marks
+        totals = self._world.sum(values)
+        if is_lockstep:
+            seen = totals[-_MOST_MARKED - 1 :]
+            most = max(number for number, ranks in enumerate(seen) if ranks)
+            if most == _MOST_MARKED:
+                most = int(max(row[0] for row in self._world.gather([float(own_number)])))
+        slots = totals[len(head) : len(head) + 2 * _MOST_TERMS]
         return most, _Head(*totals[: len(head)]), slots[:_MOST_TERMS], slots[_MOST_TERMS:]
 
     def _meet(self, own: Mapping[str, float]) -> dict[str, float]:

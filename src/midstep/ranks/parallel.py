@@ -6,10 +6,11 @@ What they divide by is undone in the seed of the backward, so that ranks *add up
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -43,6 +44,15 @@ class Parallel(Protocol):
     @property
     def needs_calls(self) -> bool:
         """Whether this rank could not take part in a forward, having seen no arguments for one."""
+        ...
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a gradient lies on the ranks in parts, not whole on each."""
+        ...
+
+    def widen(self) -> Iterable[torch.dtype]:
+        """Add up gradients that autograd has summed in float32; give the dtypes it is done in."""
         ...
 
     def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
@@ -130,13 +140,13 @@ def parallel_of(model: nn.Module, world: World, sharding: Sharding | None) -> Pa
             "so nobody would add up the rest. Wrap the whole model."
         )
     if any(isinstance(p, DTensor) for p in model.parameters()):
-        return TensorParallel()
+        return TensorParallel(is_split=True)
     if world.size > 1:
         raise ValueError(
             f"`Updater`: {world.size} ranks and a plain `{type(model).__name__}`, whose gradients "
             "nobody would add up, so the ranks would drift apart. Wrap it in DDP or `fully_shard`."
         )
-    return TensorParallel()
+    return TensorParallel(is_split=False)
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -151,6 +161,13 @@ class TensorParallel:
     seed_factor = 1.0
     is_lockstep = False
     needs_calls = False
+
+    def __init__(self, *, is_split: bool) -> None:
+        self.is_split = is_split
+
+    def widen(self) -> Iterable[torch.dtype]:
+        """Nothing is added up."""
+        return ()
 
     def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
         """Nothing to get ready."""

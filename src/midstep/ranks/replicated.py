@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ class DataParallel:
 
     is_lockstep = False
     needs_calls = False
+    is_split = False
 
     def __init__(self, model: DistributedDataParallel) -> None:
         if model.static_graph:
@@ -55,12 +56,23 @@ class DataParallel:
         self._is_synced = False
         self._is_armed = False  # the reducer waits for every parameter of a forward
         self._is_alone = False
+        self._is_wide = False  # gradients are wider than DDP's own buckets
         self._stand_in = self._trained[:1] if model.find_unused_parameters else []
         self._is_standing_in = False
         self._is_stand_in_used = False
         for parameter in self._stand_in:
             parameter.register_post_accumulate_grad_hook(self._note_used)
         model.register_forward_pre_hook(self._note_forward)
+
+    def widen(self) -> Iterable[torch.dtype]:
+        """Reduce after the last backward, in the dtype of each sum: DDP's buckets are too narrow.
+
+        Costs what DDP hides behind that backward.
+        """
+        self._is_wide = True
+        self._stand_in = []
+        self.seed_factor = 1.0
+        return ()
 
     def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
         """Start a window whose gradients are not added up yet."""
@@ -70,7 +82,8 @@ class DataParallel:
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Have DDP reduce in the backward of this microbatch, or not; it asks in the forward."""
-        self._model.require_backward_grad_sync = is_last and not self._is_alone
+        syncs = is_last and not self._is_alone and not self._is_wide
+        self._model.require_backward_grad_sync = syncs
 
     def after_forward(self, *, failed: bool) -> None:
         """Leave DDP as it was found."""
@@ -85,6 +98,9 @@ class DataParallel:
         if self._is_synced:
             return
         self._is_synced = True
+        if self._is_wide:
+            self._add_up()
+            return
         if self._is_armed and self._model.find_unused_parameters:
             # It has noted what the forward left unused, which must not be touched now.
             self._reset()
@@ -128,6 +144,26 @@ class DataParallel:
     def is_own(self, parameter: Tensor) -> bool:
         """Those DDP was told to ignore, such as a rank's experts."""
         return parameter in self._own
+
+    @torch.no_grad()
+    def _add_up(self) -> None:
+        """Sum each gradient over the ranks; one that no rank has stays None."""
+        group = self._model.process_group
+        parameters = [p for p in self._trained if p.requires_grad]
+        has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
+        has = has.to(parameters[0].device)
+        dist.all_reduce(has, group=group)
+        for parameter, number in zip(parameters, has.tolist(), strict=True):
+            if number and parameter.grad is None:
+                dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+                parameter.grad = torch.zeros_like(parameter, dtype=dtype)
+        handles = [
+            dist.all_reduce(p.grad, group=group, async_op=True)
+            for p in parameters
+            if p.grad is not None
+        ]
+        for handle in handles:
+            handle.wait()
 
     def _note_used(self, parameter: Tensor) -> None:
         self._is_stand_in_used = self._is_stand_in_used or not self._is_standing_in

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class FullySharded:
 
     seed_factor = 1.0
     is_lockstep = True
+    is_split = True
 
     def __init__(
         self, model: nn.Module, modules: Sequence[FSDPModule], sharding: Sharding, world: World
@@ -92,6 +93,13 @@ class FullySharded:
     def needs_calls(self) -> bool:
         """Whether this rank has run no forward yet that it could run again."""
         return not self._calls.kept
+
+    def widen(self) -> Iterable[torch.dtype]:
+        """Its own sums are in the dtype it reduces in; on shards in that of the parameters."""
+        found = {dtype for group in fsdp_groups(self._modules) for dtype in group.reduces_in}
+        if self._sharding.reduce_every_microbatch:
+            found |= {p.dtype for group in fsdp_groups(self._modules) for p in group.sharded}
+        return found
 
     def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
         """Start a window of so many forwards and backwards on every rank."""

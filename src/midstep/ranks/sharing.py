@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from .joint import joint_norm
 from .locals import local_gradient, local_part
 from .parallel import Parallel
+from .units import whole_units
 from .world import World
 
 __all__ = ["Sharing"]
@@ -30,6 +31,7 @@ class Sharing:
     Attributes:
         is_aligned: Whether every rank steps the same list of parameters, so that positions agree.
         has_own: Whether any rank steps a parameter that is its own.
+        has_parts: Whether any steps one of which only a part lies here, or that is its own.
     """
 
     def __init__(
@@ -39,9 +41,12 @@ class Sharing:
         self.parallel = parallel
         digest = hashlib.sha256("\n".join(names).encode()).digest()
         has_own = any(parallel.is_own(p) for p in parameters)
-        rows = world.gather([float(int.from_bytes(digest[:6], "big")), float(has_own)])
+        has_parts = has_own or any(isinstance(p, DTensor) for p in parameters)
+        said = [float(int.from_bytes(digest[:6], "big")), float(has_own), float(has_parts)]
+        rows = world.gather(said)
         self.is_aligned = len({row[0] for row in rows}) == 1
         self.has_own = any(row[1] for row in rows)
+        self.has_parts = any(row[2] for row in rows)
         self._num_holders: dict[Tensor, int] = {}
         if not self.is_aligned:
             everyone = world.gather_objects(list(names))
@@ -80,6 +85,10 @@ class Sharing:
     def local_gradient(self, parameter: Tensor) -> Tensor:
         """Give the part of a gradient that lies here; partial sums are added up first."""
         return local_gradient(parameter)
+
+    def whole_units(self, parameters: Sequence[Tensor], norms: Sequence[Tensor]) -> list[Tensor]:
+        """Make the norms of whole units out of those of what lies here."""
+        return whole_units(parameters, norms)
 
     def members(self, parameter: Tensor) -> list[int]:
         """Name the ranks among which a parameter's gradient lies, whole or in parts."""

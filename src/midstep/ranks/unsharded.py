@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from .fingerprint import fingerprint
 from .fsdp import fsdp_groups
+from .locals import split_dim
 from .world import World
 
 __all__ = ["Unsharded"]
@@ -102,6 +103,8 @@ def _local(tensor: Tensor) -> Tensor:
 
 def _mark(parameter: Tensor) -> str:
     """What must be equal on all ranks; of a split tensor that is not its part."""
-    if isinstance(parameter, DTensor) and any(p.is_shard() for p in parameter.placements):
+    if isinstance(parameter, DTensor) and any(
+        split_dim(p) is not None for p in parameter.placements
+    ):
         return f"{list(parameter.shape)}"
     return f"{list(parameter.shape)} {fingerprint(parameter)}"

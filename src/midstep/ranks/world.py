@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import MidstepError, RankFailure
+from ..errors import RankFailure
 from .board import Board
 
 __all__ = ["World"]
@@ -102,7 +102,7 @@ class World:
         except RankFailure:
             raise
         except BaseException as error:
-            if isinstance(error, MidstepError) and error.on_all_ranks:
+            if getattr(error, "on_all_ranks", False):
                 raise
             if self._tolerates is not None and self._tolerates(error):
                 raise
@@ -110,6 +110,8 @@ class World:
             if isinstance(error, RuntimeError) and _is_of_a_collective(error):
                 failure = board.explained(error)
             if failure is not None and isinstance(error, RuntimeError):
+                for note in getattr(error, "__notes__", ()):
+                    failure.add_note(note)
                 raise failure from error
             board.post(f"{type(error).__name__}: {error}")
             raise

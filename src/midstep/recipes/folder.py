@@ -3,10 +3,11 @@
     run.json        recipe, settings, versions: how the run was begun; written once
     updates.jsonl   one record an update
     held_out.jsonl  one line a held-out loss
-    checkpoint.pt   the last checkpoint, whole at any moment
+    checkpoint.pt   the last checkpoint, whole at any moment; of many ranks a folder
 
-A folder belongs to one run, and to one process at a time. A run that goes on is rewound to its
-checkpoint: records of updates that are about to be made again are dropped.
+A folder belongs to one run, and to one process at a time: of many ranks, to the first. A run that
+goes on is rewound to its checkpoint: records of updates that are about to be made again are
+dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from .. import __version__
+from ..checkpoint.replacing import discard, part_of
 from ..errors import CheckpointError
 from ..records import UpdateRecord
 from ..sinks import JsonLines
 from .held_out import HeldOut
 
-__all__ = ["RunFolder", "new_path", "versions"]
+__all__ = ["Followed", "RunFolder", "new_path", "read_about", "versions"]
 
 _FORMAT = "midstep run"
 _SCHEMA = 1
@@ -83,7 +85,7 @@ class RunFolder:
         Raises:
             CheckpointError: The folder holds no run, or one that this version cannot read.
         """
-        return cls(path, _read_about(path), is_new=False)
+        return cls(path, read_about(path), is_new=False)
 
     @property
     def checkpoint(self) -> Path:
@@ -155,8 +157,9 @@ class RunFolder:
         """
         if not self._is_new or next(self.records(), None) is not None:
             return False
-        for name in _FILES:
-            (self.path / name).unlink(missing_ok=True)
+        checkpoint = self.path / "checkpoint.pt"  # a folder, where several ranks wrote it
+        for path in (part_of(checkpoint), *(self.path / name for name in _FILES)):
+            discard(path)
         with contextlib.suppress(OSError):  # something else is in the folder
             self.path.rmdir()
         return True
@@ -184,6 +187,36 @@ class RunFolder:
         return self._updates
 
 
+class Followed(RunFolder):
+    """A run on disk as all ranks but the first have it: they know where it is and write nothing.
+
+    Checkpoints are written by all ranks, and are no affair of the folder.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path = path
+        self.about = about
+
+    def rewind(self, *, update: int, step: int) -> None:
+        """Leave it to the first rank."""
+
+    def add_record(self, record: UpdateRecord) -> None:
+        """Leave it to the first rank."""
+
+    def add_held_out(self, held_out: HeldOut) -> None:
+        """Leave it to the first rank."""
+
+    def sync(self) -> None:
+        """Leave it to the first rank."""
+
+    def discard_if_empty(self) -> bool:
+        """Leave it to the first rank."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def new_path(parent: Path, stem: str) -> Path:
     """Find the first folder `stem-1`, `stem-2`, ... that does not exist.
 
@@ -207,7 +240,15 @@ def versions() -> dict[str, str]:
     }
 
 
-def _read_about(path: Path) -> dict[str, Any]:
+def read_about(path: Path) -> dict[str, Any]:
+    """Read how a run was begun.
+
+    Args:
+        path: Its folder.
+
+    Raises:
+        CheckpointError: The folder holds no run, or one that this version cannot read.
+    """
     try:
         about = json.loads((path / "run.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

@@ -25,6 +25,7 @@ from ..precision import Precision, autocast_of
 from ..snapshot import RandomState, generators
 from ..terms import checked_count, terms_of
 from .recipe import Recipe
+from .spread import Spread
 
 __all__ = ["HeldOut", "measure"]
 
@@ -78,15 +79,19 @@ def measure(
     step: int,
     update: int,
     should_stop: Callable[[], bool] = lambda: False,
+    spread: Spread | None = None,
 ) -> HeldOut | None:
     """Measure the held-out loss. Costs one forward of every held-out batch.
+
+    Ranks take turns, batch by batch, and one small gather brings their sums together.
 
     Args:
         recipe: Its model is measured as it is now.
         precision: What the forward runs in; that of the training.
         step: Applied updates so far, for the record.
         update: Attempted updates so far, for the record.
-        should_stop: Asked before each batch.
+        should_stop: Asked before each batch; on several ranks it must say the same on all.
+        spread: Over which ranks; None for one process.
 
     Returns:
         None when it was stopped.
@@ -95,20 +100,28 @@ def measure(
         RecipeError: There are no held-out batches, or they hold nothing to take the mean over.
     """
     started = time.perf_counter()
+    spread = spread or Spread()
     sums: dict[str, float] = {}
     denominators: dict[str, float] = {}
     autocast = autocast_of(precision, list(recipe.model.parameters()))
-    with _leaving_no_trace(recipe.model, recipe.held_out), torch.no_grad():
-        for batch in recipe.held_out or ():
+    with (
+        _leaving_no_trace(recipe.model, recipe.held_out),
+        spread.buffers_alike(recipe.model),
+        torch.no_grad(),
+    ):
+        for batch, is_own in spread.rounds(recipe.held_out or ()):
             if should_stop():
                 return None
             with contextlib.nullcontext() if autocast is None else autocast():
                 loss = recipe.loss(recipe.model, batch)
+            if not is_own:  # run with the others, where a forward needs all of them
+                continue
             counts = None if recipe.count is None else terms_of(recipe.count(batch))
             for term, (loss_sum, count) in _by_term(loss, counts).items():
                 denominators[term] = denominators.get(term, 0) + count
                 if count:  # a mean over nothing may have given nan
                     sums[term] = sums.get(term, 0.0) + loss_sum
+    sums, denominators = spread.added_up(sums), spread.added_up(denominators)
     means = {term: total / denominators[term] for term, total in sums.items()}
     if not means:
         raise RecipeError(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BUILT_IN", "find_recipe", "load_recipe"]
 
-BUILT_IN = ("language",)
+BUILT_IN = ("language", "digits", "pairs")
 
 
 def find_recipe(name: str) -> str | Path:

@@ -7,7 +7,7 @@ Built-in recipes and a user's own file give the same thing: a function `recipe(s
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Recipe:
         schedule: Given the whole number of applied updates, makes the factor on the base rate as a
             function of the step; None for a constant rate.
         baselines: Held-out losses to beat, by name, such as that of guessing by frequency.
+        notes: What a reader of the summary must know, such as where the equality of cuts ends.
 
     Raises:
         ValueError: Not exactly one of `size`, `rows` and `targets`, or a number is out of range.
@@ -75,6 +76,7 @@ class Recipe:
     precision: Precision = FP32()
     schedule: Callable[[int], Callable[[int], float]] | None = None
     baselines: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         given = [way for way in (self.size, self.rows, self.targets) if way is not None]
@@ -89,3 +91,9 @@ class Recipe:
                 f"`Recipe(lr={self.lr}, steps={self.steps})`: the rate must be greater than 0 and "
                 "there must be at least 1 update, or nothing is trained."
             )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        tensor = next(self.model.parameters(), None)
+        return torch.device("cpu") if tensor is None else tensor.device

@@ -19,6 +19,8 @@ from ..precision import Precision
 from ..updater import Updater
 from .observing import default_observers, every_observer
 from .recipe import Recipe
+from .share import require_turns
+from .spread import Spread
 
 __all__ = ["Settings", "make_updater"]
 
@@ -62,14 +64,20 @@ class Settings:
         return {field.name: _word(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
-def make_updater(recipe: Recipe, settings: Settings) -> Updater:
+def make_updater(recipe: Recipe, settings: Settings, spread: Spread | None = None) -> Updater:
     """Make the updater of a run.
+
+    Args:
+        recipe: Its model may be changed in place, where it is sharded.
+        settings: How it is trained.
+        spread: Over which ranks; None for one process.
 
     Raises:
         ValueError: The settings do not fit the recipe: no `count` for `targets`, a precision that
-            cannot train these parameters.
+            cannot train these parameters, fewer batches in a window than ranks.
         TypeError: The recipe's optimizer is none that steps on `.grad`.
     """
+    spread = spread or Spread()
     cutting_of(  # now: refused before anything is written
         size=settings.size,
         rows=settings.rows,
@@ -77,8 +85,10 @@ def make_updater(recipe: Recipe, settings: Settings) -> Updater:
         drop_tail=False,
         count=recipe.count,
     )
+    require_turns(settings.size, spread.num_ranks)
+    model = spread.wrap(recipe.model, seed=settings.seed)
     return Updater(
-        recipe.model,
+        model,
         recipe.optimizer(recipe.model, settings.lr),
         clip=settings.clip,
         precision=settings.precision,

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..records import UpdateRecord
 from .held_out import HeldOut
@@ -31,6 +31,7 @@ class Summary:
         num_clipped: Applied updates whose gradient was clipped.
         held_out: The last held-out loss; None when there is none.
         baselines: Held-out losses to beat, by name.
+        notes: What the recipe says a reader must know.
     """
 
     num_applied: int
@@ -43,6 +44,7 @@ class Summary:
     num_clipped: int
     held_out: HeldOut | None
     baselines: Mapping[str, float]
+    notes: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -51,6 +53,7 @@ class Summary:
         *,
         held_out: HeldOut | None = None,
         baselines: Mapping[str, float] | None = None,
+        notes: Sequence[str] = (),
     ) -> Summary:
         """Add up the records of a run.
 
@@ -58,6 +61,7 @@ class Summary:
             records: Of all its updates, applied and skipped.
             held_out: Its last held-out loss.
             baselines: What to print beside it.
+            notes: What else a reader must know.
         """
         records = list(records)
         applied = [record for record in records if record.applied]
@@ -76,6 +80,7 @@ class Summary:
             num_clipped=sum(record.clipped for record in applied),
             held_out=held_out,
             baselines=dict(baselines or {}),
+            notes=tuple(notes),
         )
 
     @property
@@ -92,7 +97,8 @@ class Summary:
             "targets seen": self._target_words(),
             "held-out loss": self._held_out_words(),
         }
-        return [f"{name:20}{words}" for name, words in facts.items()]
+        lines = [f"{name:20}{words}" for name, words in facts.items()]
+        return [*lines, *(f"{'note':20}{note}" for note in self.notes)]
 
     def _update_words(self) -> str:
         skipped = ", ".join(

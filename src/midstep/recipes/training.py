@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..checkpoint import load, save
+from ..cutting import cutting_of
 from ..errors import RecipeError
 from ..records import UpdateRecord
 from ..updater import Updater
@@ -17,6 +18,7 @@ from .folder import RunFolder
 from .held_out import HeldOut, measure
 from .recipe import Recipe
 from .settings import Settings
+from .spread import Spread
 from .summary import Summary
 
 __all__ = ["Training", "Watcher"]
@@ -42,19 +44,38 @@ class Training:
         settings: How.
         updater: Made of the two.
         folder: Where everything is written.
+        spread: Over which ranks; None for one process.
     """
 
     def __init__(
-        self, recipe: Recipe, settings: Settings, updater: Updater, folder: RunFolder
+        self,
+        recipe: Recipe,
+        settings: Settings,
+        updater: Updater,
+        folder: RunFolder,
+        spread: Spread | None = None,
     ) -> None:
         self.recipe = recipe
         self.settings = settings
         self.updater = updater
         self.folder = folder
+        self.spread = spread or Spread()
         self.saved_step = 0  # applied updates in the last checkpoint
+        way = cutting_of(
+            size=settings.size,
+            rows=settings.rows,
+            targets=settings.targets,
+            drop_tail=False,
+            count=recipe.count,
+        )
+        self._data, self._way = self.spread.share(
+            recipe.train, way, settings.size, seed=settings.seed
+        )
+        updater._feed.cursor.is_shared = True  # noqa: SLF001 - whoever shares out knows it
+        self._measured: set[int] = set()  # after how many applied updates
         self._saved_update: int | None = None
         self._watcher: Watcher = _Nobody()
-        self._should_stop: Callable[[], bool] = _never
+        self._stop = self.spread.agreed(_never, updater)
 
     @property
     def is_complete(self) -> bool:
@@ -81,7 +102,7 @@ class Training:
         """
         load(self.folder.checkpoint, self.updater)
         self._note_saved()
-        self.folder.rewind(update=self.updater.clock.update, step=self.updater.clock.step)
+        self._measured = self.spread.first(self._rewind)
 
     def run(self, watcher: Watcher, *, should_stop: Callable[[], bool] | None = None) -> None:
         """Train until the last update was applied, or until asked to stop; then save.
@@ -95,7 +116,8 @@ class Training:
             MidstepError: An update could not be made; what was saved before is whole.
             OSError: A record could not be written.
         """
-        self._watcher, self._should_stop = watcher, should_stop or _never
+        self._watcher = watcher
+        self._stop = self.spread.agreed(should_stop or _never, self.updater)
         self._measure_if_due()  # a run may have been stopped before it could
         num_empty_passes = 0
         while not self._is_over():
@@ -118,35 +140,41 @@ class Training:
             self.folder.records(),
             held_out=measured[-1] if measured else None,
             baselines=self.recipe.baselines,
+            notes=self.recipe.notes,
         )
 
+    def _rewind(self) -> set[int]:
+        clock = self.updater.clock
+        self.folder.rewind(update=clock.update, step=clock.step)
+        return {held_out.step for held_out in self.folder.held_out()}
+
     def _run_pass(self) -> None:
-        settings = self.settings
-        windows = self.updater.windows(
-            self.recipe.train,
-            size=settings.size,
-            rows=settings.rows,
-            targets=settings.targets,
-            count=self.recipe.count,
-        )
+        updater, count = self.updater, self.recipe.count
+        windows = updater._windows(self._data, self._way, count, updater.empty)  # noqa: SLF001 - it is cut as no user's would be
         for window in windows:
             record = self.updater.update(window, self.recipe.loss)
             self.folder.add_record(record)
             self._watcher.on_update(record)
             if record.applied:
                 self._measure_if_due()
-                if record.step % settings.save_every == 0:
+                if record.step % self.settings.save_every == 0:
                     self._save_if_new()
             if self._is_over():
                 self._save_if_new()  # inside the pass, so that the place in the data is saved
                 return
 
     def _is_over(self) -> bool:
-        return self.updater.clock.step >= self.settings.steps or self._should_stop()
+        return self.updater.clock.step >= self.settings.steps or self._stop()
 
     def _save_if_new(self) -> None:
         clock = self.updater.clock
         if clock.update != self._saved_update:
+            self.spread.require_alike(
+                "another order of the data",
+                self._data.mark,
+                "Give its loader a `torch.Generator` seeded by the seed, and the same data on all "
+                "ranks, or rows are seen twice and others never.",
+            )
             self.folder.sync()
             save(self.folder.checkpoint, self.updater)
             self._note_saved()
@@ -164,18 +192,18 @@ class Training:
             precision=self.updater.precision,
             step=clock.step,
             update=clock.update,
-            should_stop=self._should_stop,
+            should_stop=self._stop.now,
+            spread=self.spread,
         )
         if held_out is not None:
+            self._measured.add(held_out.step)
             self.folder.add_held_out(held_out)
             self._watcher.on_held_out(held_out)
 
     def _owes_held_out(self) -> bool:
         step, settings = self.updater.clock.step, self.settings
         is_due = step > 0 and (step % settings.evaluate_every == 0 or step >= settings.steps)
-        if self.recipe.held_out is None or not is_due:
-            return False
-        return all(held_out.step != step for held_out in self.folder.held_out())
+        return self.recipe.held_out is not None and is_due and step not in self._measured
 
 
 class _Nobody:

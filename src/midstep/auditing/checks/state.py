@@ -1,0 +1,199 @@
+"""State and cost: parameters nobody steps, checkpoints that forget, and time that is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ...findings import Finding
+from ..events import (
+    Backward,
+    HostRead,
+    Loaded,
+    NewSchedule,
+    Orphan,
+    Place,
+    Recompute,
+    Saved,
+    ScalerUpdate,
+    Step,
+    Tick,
+)
+from ..history import History, Update
+from ..source import total_of
+from .making import make
+
+__all__ = ["check_cost", "check_state"]
+
+MIN_UPDATES = 3  # before a parameter without a gradient is spoken of
+MIN_KEPT = 3
+
+
+def check_state(history: History) -> Iterator[Finding]:
+    """Find parameters without gradient or optimizer, and what a resume forgot.
+
+    Args:
+        history: Of one process.
+    """
+    yield from _parameters(history)
+    yield from _listed_twice(history)
+    for _, event in history.of_kind(Recompute):
+        if event.drew:
+            yield make(
+                "MS705", event.place, "The block drew random numbers, and will draw others again."
+            )
+    yield from _forgotten(history)
+
+
+def _parameters(history: History) -> Iterator[Finding]:
+    held = frozenset[int]().union(*(o.params for o in history.optimizers.values()))
+    used = [b for u in history.all_updates() for _, b in u.backwards]
+    orphans: dict[int, tuple[Orphan, Backward]] = {}
+    for backward in used:
+        for orphan in backward.orphans:
+            if orphan.key not in held:
+                orphans.setdefault(orphan.key, (orphan, backward))
+    for number, updates in history.updates.items():
+        applied = [u for u in updates if u.applied and u.backwards]
+        if len(applied) < MIN_UPDATES:
+            continue
+        optimizer = history.optimizers[number]
+        touched = frozenset[int]().union(*(b.params for u in applied for _, b in u.backwards))
+        without = optimizer.params - touched - optimizer.frozen
+        stale = [key for key in without if _replaced_by(optimizer.shapes.get(key), orphans)]
+        if stale:
+            orphan, backward = next(
+                pair for pair in orphans.values() if pair[0].shape == optimizer.shapes[stale[0]]
+            )
+            yield make(
+                "MS703",
+                orphan.made or optimizer.place,
+                f"`{len(stale)}` parameters of the optimizer never got a gradient, and as many of "
+                "the same shapes got one and are not in it.",
+                {"num_stale": len(stale)},
+            )
+            shapes = {optimizer.shapes[key] for key in stale}
+            orphans = {k: pair for k, pair in orphans.items() if pair[0].shape not in shapes}
+        elif without and not optimizer.is_sharded:
+            yield make(
+                "MS702",
+                applied[0].place,
+                f"`{len(without)}` of `{len(optimizer.params)}` parameters got no gradient in "
+                f"`{len(applied)}` updates.",
+                {"num_without": len(without), "num_updates": len(applied)},
+            )
+    yield from _orphans(list(orphans.values()))
+
+
+def _replaced_by(
+    shape: tuple[int, ...] | None, orphans: dict[int, tuple[Orphan, Backward]]
+) -> bool:
+    return any(orphan.shape == shape for orphan, _ in orphans.values())
+
+
+def _orphans(found: list[tuple[Orphan, Backward]]) -> Iterator[Finding]:
+    places: dict[Place | None, int] = Counter(backward.place for _, backward in found)
+    for place, count in places.items():
+        yield make(
+            "MS701",
+            place,
+            f"`{count}` parameters got a gradient here, and no optimizer holds them.",
+            {"num_parameters": count},
+        )
+
+
+def _listed_twice(history: History) -> Iterator[Finding]:
+    for number, optimizer in history.optimizers.items():
+        double = optimizer.num_listed - len(optimizer.params)
+        if double:
+            yield make(
+                "MS704",
+                optimizer.place,
+                f"`{double}` parameters are listed more than once.",
+                {"num_double": double},
+            )
+        shared = [u for u in history.updates[number] if _is_shared(history, u)]
+        if len(shared) >= 2 and len(shared) >= 0.5 * len(history.updates[number]):
+            yield make(
+                "MS704",
+                optimizer.place,
+                f"`{len(shared)}` of its steps used gradients that another optimizer had stepped "
+                "for the same parameters.",
+                {"num_shared": len(shared)},
+            )
+
+
+def _is_shared(history: History, update: Update) -> bool:
+    """Whether another optimizer stepped some of the same parameters from the same backward."""
+    mine = history.optimizers[update.optimizer].params
+    others = [o for n, o in history.optimizers.items() if n != update.optimizer]
+    shared = [b for b in update.shared if any(b.params & mine & o.params for o in others)]
+    return bool(shared) and len(shared) == len(update.backwards)
+
+
+def _forgotten(history: History) -> Iterator[Finding]:
+    """What a resume did not load although the run has it."""
+    loads = {event.what: (index, event) for index, event in history.of_kind(Loaded)}
+    if "optimizer" not in loads:
+        return
+    index, load = loads["optimizer"]
+    # Frameworks load a fresh state only to move it. After steps, an optimizer that has no state
+    # of its own, as plain SGD, is told from a fresh one by the file.
+    if load.is_empty and ("file" not in loads or not history.between(0, index, Step)):
+        return
+    saves = history.between(0, index, Saved)
+    file = next((event for _, event in reversed(saves) if event.what == "file"), None)
+    place = load.place if file is None else file.place
+    has = {
+        "schedule": _moved_schedule(history, index),
+        "scaler": bool(history.of_kind(ScalerUpdate)),
+    }
+    for what, is_used in has.items():
+        if is_used and what not in loads:
+            yield make(
+                "MS706",
+                place,
+                f"An optimizer was loaded, and the {what} that is used with it was not.",
+            )
+    if "random state" not in loads:
+        yield make("MS707", place, "An optimizer was loaded, and no random state.")
+
+
+def _moved_schedule(history: History, index: int) -> bool:
+    """Whether a schedule is used, and starts anew after the load."""
+    made = history.of_kind(NewSchedule)
+    ticks = history.of_kind(Tick)
+    later = [tick for at, tick in ticks if at > index]
+    # A schedule that was ticked forward by hand, or given `last_epoch`, is where it should be.
+    return bool(made) and (not later or min(tick.count for tick in later) <= 1)
+
+
+def check_cost(history: History) -> Iterator[Finding]:
+    """Find waits and kernels that cost time, and graphs that cost memory.
+
+    Args:
+        history: Of one process.
+    """
+    num_backwards = len(history.of_kind(Backward))
+    reads = Counter(event.place for _, event in history.of_kind(HostRead))
+    for place, count in reads.items():
+        if num_backwards >= 4 and count >= 0.9 * num_backwards:
+            yield make(
+                "MS801",
+                place,
+                f"`{count}` reads for `{num_backwards}` microbatches.",
+                {"num_reads": count, "num_microbatches": num_backwards},
+            )
+    stepped = {event.optimizer for _, event in history.of_kind(Step)}
+    for number, optimizer in history.optimizers.items():
+        if optimizer.takes_fused and number in stepped:
+            yield make("MS802", optimizer.place, f"`{optimizer.name}` runs without `fused=True`.")
+    for _, backward in history.of_kind(Backward):
+        if backward.num_kept >= MIN_KEPT:
+            yield make(
+                "MS803",
+                total_of(backward.place),
+                f"The graphs of `{backward.num_kept}` losses that were stepped are still alive.",
+                {"num_kept": backward.num_kept},
+            )
+            break

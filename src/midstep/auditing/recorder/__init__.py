@@ -1,0 +1,1 @@
+"""The recorder: the only part of the auditor that imports torch. It watches and changes nothing."""

@@ -1,0 +1,157 @@
+"""Rules that read a whole file: MS705 recomputation, MS706 and MS707 checkpoints."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from ..evaluator import text_of
+from ..reading import Root
+from ..source import Source
+from ..trace import Act, Event, Loop, walk
+from ..values import Scaler, Schedule, Value, key_of
+from .report import Edit, Report, words
+
+__all__ = ["FILES"]
+
+RANDOM = ("rng_state", "random_state", "get_state", "set_state", "rng", "StatefulDataLoader")
+
+
+def recompute(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
+    """MS705: `preserve_rng_state=False`, and dropout in the file.
+
+    Args:
+        source: The file.
+        roots: What it does.
+    """
+    del roots
+    if "preserve_rng_state" not in source.text or "ropout" not in source.text:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            for keyword in node.keywords:
+                if keyword.arg == "preserve_rng_state" and _is_false(keyword.value):
+                    yield _recompute(node, Edit(keyword.value, "True"))
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                is_it = isinstance(key, ast.Constant) and key.value == "preserve_rng_state"
+                if is_it and _is_false(value):
+                    yield _recompute(node, Edit(value, "True"))
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _recompute(node: ast.AST, edit: Edit) -> Report:
+    return Report(
+        "MS705",
+        node,
+        f"{words(node)} does not keep the random state, and the file has dropout.",
+        edits=(edit,),
+    )
+
+
+def forgotten(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
+    """MS706 and MS707: a checkpoint with the optimizer, and without what else changes.
+
+    Args:
+        source: The file.
+        roots: What it does.
+    """
+    text = source.text
+    if "state_dict()" not in text or "load_state_dict(" not in text or ".save(" not in text:
+        return
+    saved = _state_dicts(source.tree)
+    save = _save_of_optimizer(source.tree, saved)
+    if save is None or not any("opt" in name.lower() for name in _loaded(source.tree)):
+        return
+    for thing in _changing(roots):
+        name = key_of(thing).rpartition(".")[2]
+        if any(name == other.rpartition(".")[2] for other in saved) or _saved_in_loop(source.tree):
+            continue
+        kind = "schedule" if isinstance(thing, Schedule) else "gradient scaler"
+        yield Report(
+            "MS706",
+            save,
+            f"{words(save)} saves the optimizer, and nothing saves the {kind} `{key_of(thing)}`.",
+        )
+    if not any(word in text for word in RANDOM) and "midstep" not in text:
+        yield Report(
+            "MS707",
+            save,
+            f"{words(save)} saves neither the random state nor the place in the data, and the file "
+            "goes on from it.",
+        )
+
+
+def _state_dicts(tree: ast.AST) -> set[str]:
+    return {
+        text_of(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "state_dict"
+    }
+
+
+def _loaded(tree: ast.AST) -> set[str]:
+    return {
+        text_of(node.func.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "load_state_dict"
+    }
+
+
+def _saved_in_loop(tree: ast.AST) -> bool:
+    """`{name: part.state_dict() for name, part in parts.items()}`."""
+    return any(
+        isinstance(node, ast.DictComp | ast.ListComp | ast.GeneratorExp | ast.For)
+        and "state_dict" in ast.dump(node)
+        for node in ast.walk(tree)
+        if not isinstance(node, ast.For) or _loops_over_parts(node)
+    )
+
+
+def _loops_over_parts(node: ast.For) -> bool:
+    names = {part.id for part in ast.walk(node.target) if isinstance(part, ast.Name)}
+    return any(name in names for name in _state_dicts(node))
+
+
+def _save_of_optimizer(tree: ast.AST, saved: set[str]) -> ast.Call | None:
+    if not any("opt" in name.lower() for name in saved):
+        return None
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and text_of(node.func) in {"torch.save", "accelerator.save"}
+    ]
+    for call in calls:
+        names = _state_dicts(call)
+        if any("opt" in name.lower() for name in names):
+            return call
+    named = [call for call in calls if call.args and isinstance(call.args[0], ast.Name)]
+    return named[0] if len(named) == 1 else None
+
+
+def _changing(roots: Sequence[Root]) -> list[Value]:
+    """Schedules and scalers that are made in sight and used in a loop."""
+    found: list[Value] = []
+    for root in roots:
+        for loop in walk(root.block):
+            if not isinstance(loop, Loop):
+                continue
+            for node in walk(loop.body):
+                if not isinstance(node, Event):
+                    continue
+                thing = node.subject if node.act in {Act.TICK, Act.UPDATE} else None
+                is_made = isinstance(thing, Schedule) and not thing.resumes and not node.calm
+                is_made = is_made or (isinstance(thing, Scaler) and thing.enabled)
+                if is_made and thing is not None and thing not in found:
+                    found.append(thing)
+    return found
+
+
+FILES = (recompute, forgotten)

@@ -1,0 +1,99 @@
+"""MS603 and MS604: values that are not finite, hidden or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..conditions import Topic, atoms_of, holds
+from ..loops import Update
+from ..trace import Act, Branch, Event, Exit, walk
+from .report import Report, at, positions, words
+
+__all__ = ["NON_FINITE"]
+
+LOGS = {Act.READ, Act.KEEP, Act.REPORT}
+
+
+def hidden(update: Update) -> Iterator[Report]:
+    """MS603: a loss is logged only where it is finite, and trained on in any case.
+
+    Args:
+        update: One optimizer in one place.
+    """
+    if not _always_steps(update):
+        return
+    for node in update.place.nodes():
+        if isinstance(node, Branch) and (event := _logged_if_finite(node)) is not None:
+            test = getattr(node.node, "test", node.node)
+            yield Report(
+                "MS603",
+                event.node,
+                f"{at(event)} is left out where {words(test)} does not hold, and the step is taken "
+                "all the same.",
+            )
+            return
+    for run in update.step_runs():
+        backwards = positions(run, Act.BACKWARD)
+        for number in positions(run, Act.REPORT):
+            if backwards and number > backwards[-1]:
+                event = run.events[number]
+                yield Report(
+                    "MS603",
+                    event.node,
+                    f"{at(event)} hides values that are not finite from the log, and the step is "
+                    "taken all the same.",
+                )
+                return
+
+
+def _always_steps(update: Update) -> bool:
+    """Whether no step is left out because something is not finite."""
+    if not update.step_runs():
+        return False
+    for run in update.runs:
+        refused = any(a.topic is Topic.FINITE and not yes for a, yes in run.answer.items())
+        if refused and run.exit is None and not update.steps_in(run) and update.gate is None:
+            return False
+        if refused and run.exit is not None:
+            return False
+    return True
+
+
+def _logged_if_finite(branch: Branch) -> Event | None:
+    atoms = set(atoms_of(branch.formula))
+    if len(atoms) != 1 or next(iter(atoms)).topic is not Topic.FINITE:
+        return None
+    atom = next(iter(atoms))
+    if not holds(branch.formula, {atom: True}):
+        return None
+    if branch.orelse.nodes or getattr(branch.node, "orelse", None):
+        return None
+    events = [node for node in walk(branch.body) if isinstance(node, Event)]
+    if any(isinstance(node, Exit) for node in walk(branch.body)):
+        return None
+    if not events or any(event.act not in LOGS for event in events):
+        return None
+    return next((event for event in events), None)
+
+
+def replaced(update: Update) -> Iterator[Report]:
+    """MS604: `nan_to_num_` on gradients, then a step.
+
+    Args:
+        update: One optimizer in one place.
+    """
+    for run in update.step_runs():
+        step = update.steps_in(run)[-1]
+        for number in positions(run, Act.REPLACE):
+            if number < step:
+                event = run.events[number]
+                yield Report(
+                    "MS604",
+                    event.node,
+                    f"{at(event)} puts numbers in place of gradients that are not finite, and "
+                    f"{at(update.steps[0])} uses them.",
+                )
+                return
+
+
+NON_FINITE = (hidden, replaced)

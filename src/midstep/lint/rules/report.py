@@ -1,0 +1,116 @@
+"""What a rule reports, and what most rules ask of an update."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from ...defects import Level
+from ..evaluator import text_of
+from ..loops import Update
+from ..trace import Act, Event, Run
+from ..values import Loss, Scaled, Value
+
+__all__ = ["Edit", "Report", "at", "loss_behind", "positions", "words"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Edit:
+    """One change of the text that mends a defect.
+
+    Args:
+        node: What is replaced, or what a line is put in front of.
+        text: The new text.
+        is_line_before: Put a line in front, indented like the statement of the node.
+        beside: A node in whose function the names of the new line are in sight.
+    """
+
+    node: ast.AST
+    text: str
+    is_line_before: bool = False
+    beside: ast.AST | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """A defect at a node of the syntax tree.
+
+    Args:
+        code: Of the catalogue.
+        node: Where.
+        evidence: One sentence, with its values in backticks.
+        figures: By name.
+        level: Where the rule is surer or less sure than usual.
+        edits: Changes that mend it; empty where that is not safe.
+    """
+
+    code: str
+    node: ast.AST
+    evidence: str
+    figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    level: Level | None = None
+    edits: tuple[Edit, ...] = ()
+
+
+def at(event: Event) -> str:
+    """The words of what happens at an event.
+
+    Args:
+        event: Any.
+    """
+    return words(event.node)
+
+
+def words(node: ast.AST) -> str:
+    """The words of a node, in backticks and on one line.
+
+    Args:
+        node: An expression or a statement.
+    """
+    text = " ".join(text_of(node).split())
+    return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
+
+
+def positions(run: Run, *acts: Act) -> list[int]:
+    """Where events of these kinds stand in a run.
+
+    Args:
+        run: One way through a loop.
+        acts: The kinds.
+    """
+    return [number for number, event in enumerate(run.events) if event.act in acts]
+
+
+def loss_behind(value: Value | None) -> Loss | None:
+    """The loss that a backward starts from.
+
+    Args:
+        value: The subject of the backward.
+    """
+    while isinstance(value, Scaled):
+        value = value.loss
+    return value if isinstance(value, Loss) else None
+
+
+def between(run: Run, first: int, last: int, acts: Sequence[Act]) -> bool:
+    """Whether anything of these kinds happens between two positions.
+
+    Args:
+        run: One way through a loop.
+        first: After this position.
+        last: Before this one.
+        acts: The kinds.
+    """
+    return any(event.act in acts for event in run.events[first + 1 : last])
+
+
+def clips_of(update: Update) -> Iterator[Event]:
+    """The clips of this optimizer's gradients, those that only measure left out.
+
+    Args:
+        update: One optimizer in one place.
+    """
+    for event in update.place.events(Act.CLIP):
+        if not event.calm and update.touches(event.subject):
+            yield event

@@ -1,0 +1,425 @@
+"""What each kind of statement does to the names, and what it adds to the tree."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .arithmetic import combine
+from .asking import formula_of
+from .calling import use_up
+from .conditions import FALSE, TRUE, Ask, Atom, Topic
+from .evaluator import text_of
+from .expressions import counted
+from .joining import join_names
+from .surroundings import stored_in
+from .trace import Act, Attempt, Block, Branch, Exit, Loop, Region, is_idle
+from .values import (
+    Class,
+    Const,
+    Context,
+    Function,
+    Index,
+    Instance,
+    Inverse,
+    Items,
+    Iterator,
+    Loss,
+    Module,
+    Optimizer,
+    Params,
+    Schedule,
+    Scope,
+    Torch,
+    Unknown,
+    Value,
+    Wrap,
+    key_of,
+)
+
+if TYPE_CHECKING:
+    from .reading import Reader
+
+__all__ = ["STATEMENTS"]
+
+MOST_UNROLLED = 4
+ASKS_FINITE = re.compile(r"nan_to_num|isnan|isinf|isfinite")
+
+
+def _expression(reader: Reader, node: ast.Expr) -> bool:
+    reader.unused.add(id(node.value))
+    reader.evaluate(node.value)
+    return False
+
+
+def _assign(reader: Reader, node: ast.Assign) -> bool:
+    value = reader.evaluate(node.value)
+    for target in node.targets:
+        if _on_gradient(target):
+            _gradient_assigned(reader, node, target, value)
+        else:
+            _kept(reader, node, target, value)
+            _rebuilt(reader, node, target, value)
+            reader.bind(target, value)
+    return False
+
+
+def _annotated(reader: Reader, node: ast.AnnAssign) -> bool:
+    if node.value is not None:
+        reader.bind(node.target, reader.evaluate(node.value))
+    return False
+
+
+def _on_gradient(target: ast.expr) -> bool:
+    if isinstance(target, ast.Subscript):
+        target = target.value
+    return isinstance(target, ast.Attribute) and (
+        target.attr == "grad" or (target.attr == "data" and text_of(target).endswith("grad.data"))
+    )
+
+
+def _gradient_assigned(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
+    words = text_of(target)
+    if isinstance(value, Const):
+        asks = isinstance(target, ast.Subscript) and bool(ASKS_FINITE.search(words))
+        act = Act.REPLACE if asks else Act.ZERO
+        reader.emit(act, node, Unknown("p.grad"))
+    elif isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div | ast.Mult):
+        reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
+    elif ASKS_FINITE.search(text_of(node.value)):
+        reader.emit(Act.REPLACE, node, Unknown("p.grad"))
+
+
+def _rebuilt(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
+    """`model = Model()` once more, `model.head = nn.Linear(...)`, `model[2] = ...`."""
+    is_sharded = isinstance(value, Module) and value.wrap is Wrap.SHARDED
+    is_new = isinstance(value, Module | Instance) and value.key.endswith("(")
+    if not (is_new or is_sharded):
+        return
+    before: Value | None = None
+    if isinstance(target, ast.Name):
+        before = reader.scope.names.get(target.id)
+        if isinstance(value, Module) and before in value.parts:
+            return
+    elif isinstance(target, ast.Attribute | ast.Subscript):
+        before = Unknown(text_of(target))
+    if isinstance(before, Module | Instance | Unknown):
+        reader.emit(Act.REBUILD, node, before)
+
+
+def _kept(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
+    """`total = total + loss`."""
+    right = node.value
+    if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Add) and isinstance(value, Loss):
+        if text_of(right.left) == text_of(target):
+            added = reader.evaluate(right.right)
+            if isinstance(added, Loss) and not added.detached:
+                reader.emit(Act.KEEP, node, added, by=value)
+
+
+def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
+    value = reader.evaluate(node.value)
+    if _on_gradient(node.target):
+        by = Inverse(value) if isinstance(node.op, ast.Mult) else value
+        reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=by)
+        return False
+    load = _as_read(node.target)
+    before = reader.evaluate(load)
+    if isinstance(before, Params):
+        before.whole = False
+        return False
+    words = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
+    after = combine(node.op, before, value, words)
+    if isinstance(node.op, ast.Add) and isinstance(value, Loss) and not value.detached:
+        reader.emit(Act.KEEP, node, value, by=after)
+    reader.bind(node.target, after)
+    return False
+
+
+def _as_read(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Name):
+        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
+    if isinstance(target, ast.Attribute):
+        return ast.copy_location(ast.Attribute(target.value, target.attr, ast.Load()), target)
+    assert isinstance(target, ast.Subscript)
+    return ast.copy_location(ast.Subscript(target.value, target.slice, ast.Load()), target)
+
+
+def _if(reader: Reader, node: ast.If) -> bool:
+    words = text_of(node.test)
+    if "__name__" in words:
+        return reader.walk(node.body)
+    formula = FALSE if words == "TYPE_CHECKING" else formula_of(reader, node.test)
+    if formula == TRUE:
+        return reader.walk(node.body)
+    if formula == FALSE:
+        return reader.walk(node.orelse)
+    scope, block = reader.scope, reader.block
+    before = scope.names
+    scope.names, reader.block = dict(before), Block()
+    body_ends = reader.walk(node.body)
+    body, after_body = reader.block, scope.names
+    scope.names, reader.block = dict(before), Block()
+    else_ends = reader.walk(node.orelse)
+    orelse, after_else = reader.block, scope.names
+    scope.names, reader.block = before, block
+    if not (is_idle(body) and is_idle(orelse)):
+        reader.block.nodes.append(Branch(formula, body, orelse, node))
+    if body_ends != else_ends:
+        scope.names = after_else if body_ends else after_body
+    else:
+        join_names(scope.names, after_body, after_else)
+    return body_ends and else_ends
+
+
+def _for(reader: Reader, node: ast.For | ast.AsyncFor) -> bool:
+    over = reader.evaluate(node.iter)
+    use_up(over)
+    if isinstance(over, Items) and 0 < len(over.items) <= MOST_UNROLLED:
+        if any(isinstance(item, Optimizer | Schedule | Items) for item in over.items):
+            for item in over.items:
+                reader.bind(node.target, item)
+                if reader.walk(node.body):
+                    break
+            return False
+    reader.loop_count += 1
+    loop = Loop(Block(), node, reader.loop_count, over)
+    _enter_loop(reader, node.body, loop.number)
+    _bind_index(reader, node.target, over, loop.number)
+    return _loop_body(reader, node, loop)
+
+
+def _while(reader: Reader, node: ast.While) -> bool:
+    reader.evaluate(node.test)
+    reader.loop_count += 1
+    loop = Loop(Block(), node, reader.loop_count, None, is_endless=True)
+    _enter_loop(reader, node.body, loop.number)
+    return _loop_body(reader, node, loop)
+
+
+def _loop_body(reader: Reader, node: ast.For | ast.AsyncFor | ast.While, loop: Loop) -> bool:
+    outer, reader.block = reader.block, loop.body
+    reader.loops.append(loop)
+    before = dict(reader.scope.names)
+    reader.walk(node.body)
+    reader.loops.pop()
+    reader.block = outer
+    join_names(reader.scope.names, reader.scope.names, {**before, **reader.scope.names})
+    if not is_idle(loop.body):
+        reader.block.nodes.append(loop)
+    reader.walk(node.orelse)
+    return False
+
+
+def _enter_loop(reader: Reader, body: list[ast.stmt], number: int) -> None:
+    """Names that the loop changes are not what they were before it."""
+    stored = stored_in(body)
+    for name, times in stored.assigned.items():
+        value = reader.scope.names.get(name)
+        if isinstance(value, Index) and value.loop != number and not value.survives:
+            # A counter of a loop around this one is not set back with it.
+            reader.scope.names[name] = dataclasses.replace(value, survives=True)
+            continue
+        if not isinstance(value, Const) or value.value is None:
+            continue
+        if stored.increased[name] and times == stored.increased[name] + stored.constant[name]:
+            start = value.value if type(value.value) is int else None
+            resets = stored.constant[name] > 0
+            made = counted(name, number, start, survives=False, resets=resets)
+            reader.scope.names[name] = made
+        else:
+            reader.scope.names[name] = Unknown(name)
+
+
+def _bind_index(reader: Reader, target: ast.expr, over: Value, number: int) -> None:
+    if isinstance(over, Iterator) and over.is_enumerated and isinstance(target, ast.Tuple):
+        first, second = target.elts[0], target.elts[-1]
+        reader.bind(
+            first, counted(text_of(first), number, over.start, survives=False, resets=False)
+        )
+        reader.bind(second, _element(over.over, second))
+    elif isinstance(over, Iterator) and over.is_range and isinstance(target, ast.Name):
+        if over.stride is not None:
+            reader.bind(target, Unknown(target.id))
+        else:
+            made = counted(target.id, number, over.start, survives=False, resets=False)
+            reader.bind(target, made)
+    else:
+        reader.bind(target, _element(over, target))
+
+
+def _element(over: Value, target: ast.expr) -> Value:
+    if isinstance(over, Items) and over.items and isinstance(over.items[0], Optimizer | Schedule):
+        return over.items[0]
+    return Unknown(text_of(target))
+
+
+def _with(reader: Reader, node: ast.With | ast.AsyncWith) -> bool:
+    contexts: list[Context] = []
+    for item in node.items:
+        value = reader.evaluate(item.context_expr)
+        if isinstance(value, Context):
+            contexts.append(value)
+        if item.optional_vars is not None:
+            reader.bind(item.optional_vars, _entered(reader, item.context_expr, value))
+    outer = reader.block
+    if contexts:
+        reader.block = Block()
+    ends = reader.walk(node.body)
+    if contexts:
+        body: Block = reader.block
+        for context in reversed(contexts):
+            body = Block([Region(context, body, node)])
+        reader.block = outer
+        if not is_idle(body):
+            reader.block.nodes += body.nodes
+    return ends
+
+
+def _entered(reader: Reader, node: ast.expr, value: Value) -> Value:
+    if isinstance(node, ast.Call) and text_of(node.func).endswith("scale_loss") and node.args:
+        return reader.evaluate(node.args[0])
+    return value
+
+
+def _try(reader: Reader, node: ast.Try) -> bool:
+    outer, body = reader.block, Block()
+    reader.block = body
+    ends = reader.walk(node.body)
+    handlers = []
+    before = reader.scope.names
+    for handler in node.handlers:
+        reader.scope.names, reader.block = dict(before), Block()
+        reader.walk(handler.body)
+        handlers.append((handler, reader.block))
+    reader.scope.names, after = before, Block()
+    reader.block = after
+    if not ends:
+        ends = reader.walk(node.orelse)
+    ends = reader.walk(node.finalbody) or ends
+    reader.block = outer
+    attempt = Attempt(body, handlers, after, node)
+    if not (is_idle(body) and is_idle(after) and all(is_idle(block) for _, block in handlers)):
+        reader.block.nodes.append(attempt)
+    return ends and not node.handlers
+
+
+def _return(reader: Reader, node: ast.Return) -> bool:
+    value = reader.evaluate(node.value) if node.value is not None else Const(None)
+    if reader.results:
+        reader.results[-1].append(value)
+    reader.block.nodes.append(Exit("return", node))
+    return True
+
+
+def _exit(word: str) -> Callable[[Reader, ast.stmt], bool]:
+    def leave(reader: Reader, node: ast.stmt) -> bool:
+        reader.block.nodes.append(Exit(word, node))
+        return True
+
+    return leave
+
+
+def _import(reader: Reader, node: ast.Import) -> bool:
+    for alias in node.names:
+        if alias.asname is not None:
+            reader.scope.names[alias.asname] = Torch(alias.name)
+        else:
+            top = alias.name.partition(".")[0]
+            reader.scope.names[top] = Torch(top)
+    return False
+
+
+def _import_from(reader: Reader, node: ast.ImportFrom) -> bool:
+    for alias in node.names:
+        if alias.name != "*":
+            name = f"{node.module}.{alias.name}" if node.module else alias.name
+            reader.scope.names[alias.asname or alias.name] = Torch(name)
+    return False
+
+
+def _function(reader: Reader, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    reader.scope.names[node.name] = Function(node, reader.scope)
+    return False
+
+
+def _class(reader: Reader, node: ast.ClassDef) -> bool:
+    known = reader.scope.names.get(node.name)
+    if isinstance(known, Class) and known.node is node:
+        return False
+    bases = tuple(reader.evaluate(base) for base in node.bases)
+    cls = Class(node, reader.scope, bases, {})
+    outer, reader.scope = reader.scope, Scope(reader.scope)
+    for statement in node.body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            method = Function(statement, outer, cls)
+            cls.members[statement.name] = method
+            for name in _attributes_stored(statement):
+                cls.writers.setdefault(name, []).append(method)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign | ast.ClassDef):
+            reader.walk([statement])
+    cls.members.update({n: v for n, v in reader.scope.names.items() if n not in cls.members})
+    reader.scope = outer
+    reader.scope.names[node.name] = cls
+    return False
+
+
+def _attributes_stored(function: ast.AST) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def _match(reader: Reader, node: ast.Match) -> bool:
+    subject = reader.evaluate(node.subject)
+    for number, case in enumerate(node.cases):
+        outer, reader.block = reader.block, Block()
+        reader.walk(case.body)
+        body, reader.block = reader.block, outer
+        if not is_idle(body):
+            asked = Ask(Atom(Topic.OTHER, f"{key_of(subject)} matches {number}"))
+            reader.block.nodes.append(Branch(asked, body, Block(), case.body[0]))
+    return False
+
+
+def _delete(reader: Reader, node: ast.Delete) -> bool:
+    return False
+
+
+def _assert(reader: Reader, node: ast.Assert) -> bool:
+    reader.evaluate(node.test)
+    return False
+
+
+STATEMENTS: dict[type[ast.stmt], Callable[..., bool]] = {
+    ast.Expr: _expression,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: _augmented,
+    ast.If: _if,
+    ast.For: _for,
+    ast.AsyncFor: _for,
+    ast.While: _while,
+    ast.With: _with,
+    ast.AsyncWith: _with,
+    ast.Try: _try,
+    ast.Return: _return,
+    ast.Continue: _exit("continue"),
+    ast.Break: _exit("break"),
+    ast.Raise: _exit("raise"),
+    ast.Import: _import,
+    ast.ImportFrom: _import_from,
+    ast.FunctionDef: _function,
+    ast.AsyncFunctionDef: _function,
+    ast.ClassDef: _class,
+    ast.Match: _match,
+    ast.Assert: _assert,
+}

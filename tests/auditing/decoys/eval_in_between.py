@@ -1,0 +1,19 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(12)]
+
+for i, (x, y) in enumerate(loader):
+    model.train()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    if i % 3 == 0:
+        model.eval()
+        with torch.no_grad():
+            F.cross_entropy(model(x), y).item()

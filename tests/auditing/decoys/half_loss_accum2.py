@@ -1,0 +1,15 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(12)]
+
+for i, (x, y) in enumerate(loader):
+    loss = 0.5 * F.mse_loss(model(x), F.one_hot(y, 3).float()) / 2
+    loss.backward()
+    if (i + 1) % 2 == 0:
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,14 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(12)]
+
+for x, y in loader:
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad(set_to_none=False)
+    loss.backward()
+    optimizer.step()

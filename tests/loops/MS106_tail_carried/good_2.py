@@ -1,0 +1,29 @@
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def data(batches=10):
+    return [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(batches)]
+
+
+def main():
+    model, optimizer = build()
+    batches = data()
+    for _ in range(2):
+        for i, (x, y) in enumerate(batches):
+            size = 2 if i >= 8 else 4
+            loss = F.cross_entropy(model(x), y) / size
+            loss.backward()
+            if (i + 1) % 4 == 0 or i + 1 == len(batches):
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+main()

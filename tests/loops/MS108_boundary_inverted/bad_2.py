@@ -1,0 +1,27 @@
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def data(batches=10):
+    return [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(batches)]
+
+
+def main(accumulate=5):
+    model, optimizer = build()
+    for i, (x, y) in enumerate(data()):
+        loss = F.cross_entropy(model(x), y) / accumulate
+        loss.backward()
+        if not (i + 1) % accumulate:  # expect[lint]: MS108
+            continue
+        optimizer.step()  # expect[audit]: MS108
+        optimizer.zero_grad()
+
+
+main()

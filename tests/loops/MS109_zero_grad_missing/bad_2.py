@@ -1,0 +1,30 @@
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def data(batches=10):
+    return [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(batches)]
+
+
+class Trainer:
+    def __init__(self):
+        self.model, self.optimizer = build()
+
+    def update(self, x, y):
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()  # expect: MS109
+        return loss.detach()
+
+    def fit(self, batches):
+        return [self.update(x, y) for x, y in batches]
+
+
+Trainer().fit(data())

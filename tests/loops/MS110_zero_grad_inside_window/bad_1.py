@@ -1,0 +1,28 @@
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+def build():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def data(batches=10):
+    return [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(batches)]
+
+
+def main():
+    model, optimizer = build()
+    grad_accum = 5
+    batches = data()
+    for i, (x, y) in enumerate(batches):
+        model.zero_grad()  # expect: MS110
+        loss = F.cross_entropy(model(x), y) / grad_accum
+        loss.backward()
+        if (i + 1) % grad_accum == 0 or i + 1 == len(batches):
+            optimizer.step()
+
+
+main()

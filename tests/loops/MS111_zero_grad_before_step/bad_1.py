@@ -1,0 +1,22 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+
+def backward(loss):
+    loss.backward()
+
+
+def clear():
+    optimizer.zero_grad()  # expect: MS111
+
+
+for x, y in loader:
+    backward(criterion(model(x), y))
+    clear()
+    optimizer.step()

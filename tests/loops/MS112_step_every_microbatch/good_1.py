@@ -1,0 +1,16 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+for x, y in loader:
+    optimizer.zero_grad()
+    accumulation_steps = 2
+    for rows, targets in zip(x.chunk(accumulation_steps), y.chunk(accumulation_steps)):
+        loss = criterion(model(rows), targets) / accumulation_steps
+        loss.backward()
+    optimizer.step()

@@ -1,0 +1,22 @@
+# ranks: 2
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+model = FSDP(model, device_id=torch.device("cpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+torch.manual_seed(dist.get_rank())
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(8)]
+
+for x, y in loader:
+    optimizer.zero_grad()
+    criterion(model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.1)  # expect: MS208
+    optimizer.step()
+
+dist.destroy_process_group()

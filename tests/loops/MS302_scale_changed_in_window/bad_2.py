@@ -1,0 +1,22 @@
+# stops with: AssertionError
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+
+def finish(is_last):
+    if is_last:
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    scaler.update()  # expect: MS302
+
+
+for i, (x, y) in enumerate(loader, 1):
+    scaler.scale(criterion(model(x), y) / 2).backward()
+    finish(i % 2 == 0)

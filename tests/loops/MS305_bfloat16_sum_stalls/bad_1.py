@@ -1,0 +1,17 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+grad_accum_steps = 5
+model.bfloat16()  # expect: MS305
+for i, (x, y) in enumerate(loader):
+    loss = criterion(model(x.bfloat16()).float(), y) / grad_accum_steps
+    loss.backward()
+    if (i + 1) % grad_accum_steps == 0:
+        optimizer.step()
+        optimizer.zero_grad()

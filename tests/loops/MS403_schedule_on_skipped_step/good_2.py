@@ -1,0 +1,19 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+criterion = nn.CrossEntropyLoss()
+scaler = torch.amp.GradScaler("cpu", enabled=False)
+loader = [(1000 * torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+
+lr_scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 8))
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    lr_scheduler.step()

@@ -1,0 +1,20 @@
+import math
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+log = []
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = criterion(model(x), y)
+    loss.backward()
+    optimizer.step()
+    if not math.isfinite(loss.item()):
+        raise RuntimeError("the loss is not finite")
+    log.append(loss.item())

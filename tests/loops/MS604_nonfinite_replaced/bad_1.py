@@ -1,0 +1,16 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.CrossEntropyLoss()
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+loader[3][0][0, 0] = float("inf")
+for x, y in loader:
+    optimizer.zero_grad()
+    criterion(model(x), y).backward()
+    for p in model.parameters():
+        p.grad = torch.nan_to_num(p.grad, nan=0.0)  # expect: MS604
+    optimizer.step()

@@ -1,0 +1,20 @@
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+loader = []
+for step in range(6):
+    mask = torch.ones(2) if step != 3 else torch.zeros(2)
+    loader.append((torch.randn(2, 4), torch.randint(3, (2,)), mask))
+
+for first in range(0, 6, 2):
+    window = loader[first : first + 2]
+    count = sum(mask.sum() for _, _, mask in window)
+    for x, y, mask in window:
+        losses = F.cross_entropy(model(x), y, reduction="none")
+        ((losses * mask).sum() / count).backward()
+    optimizer.step()
+    optimizer.zero_grad()

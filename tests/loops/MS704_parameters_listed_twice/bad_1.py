@@ -1,0 +1,25 @@
+import warnings
+
+import torch
+from torch import nn
+
+warnings.simplefilter("ignore")
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+torch.manual_seed(0)
+net = Net()
+params = list(net.parameters()) + list(net.head.parameters())
+optimizer = torch.optim.SGD(params, lr=0.1)  # expect: MS704
+for _ in range(6):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net(torch.randn(2, 4)), torch.randint(3, (2,))).backward()
+    optimizer.step()

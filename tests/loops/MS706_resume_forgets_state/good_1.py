@@ -1,0 +1,28 @@
+import os
+import tempfile
+
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+criterion = nn.CrossEntropyLoss()
+loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
+
+path = os.path.join(tempfile.mkdtemp(), "run.pt")
+for x, y in loader:
+    optimizer.zero_grad()
+    criterion(model(x), y).backward()
+    optimizer.step()
+scheduler.step()
+state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+state["scheduler"] = scheduler.state_dict()
+state["random"] = torch.get_rng_state()
+torch.save(state, path)
+state = torch.load(path)
+model.load_state_dict(state["model"])
+optimizer.load_state_dict(state["optimizer"])
+scheduler.load_state_dict(state["scheduler"])
+torch.set_rng_state(state["random"])
