@@ -66,7 +66,7 @@ class Tap:
     backward, by the sum. Where it is reached several times (reentrant checkpointing), what came
     first is kept until all is there.
 
-    What arrives is measured many tensors at a time, which takes a tenth of the time of one by one
+    What arrives is measured many tensors at a time, which takes a quarter of the time of one by one
     (decision 15). Until then it is kept: at most 64 MiB, in the memory that autograd made for it.
 
     Hooks are there only while it is open. All who want to know share one: opening twice is opening
