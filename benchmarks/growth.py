@@ -120,16 +120,18 @@ def of_ranks() -> list[Point]:
 
 
 def draw(name: str, points: list[Point], x_title: str, y_title: str) -> None:
-    log = alt.Scale(type="log", base=10)
-    chart = alt.Chart(alt.Data(values=points))
-    x = alt.X(
-        "x:Q", title=x_title, scale=alt.Scale(type="log", base=2 if name != "parameters" else 10)
-    )
-    y = alt.Y("ms:Q", title=y_title, scale=log)
-    colour = alt.Color("way:N", title=None, legend=alt.Legend(orient="top"))
-    lines = chart.mark_line(point=True).encode(x, y, colour)
+    ours, peer = "midstep", next(str(p["way"]) for p in points if p["way"] != "midstep")
+    ticks = sorted({p["x"] for p in points}, key=float)
+    log = alt.Scale(type="log", nice=False)
+    x = alt.X("x:Q", title=x_title, scale=log, axis=alt.Axis(values=ticks, format="~s"))
+    y = alt.Y("ms:Q", title=y_title, scale=alt.Scale(type="log"), axis=alt.Axis(format="~r"))
+    colours = alt.Scale(domain=[ours, peer], range=["#1f77b4", "#9a9a9a"])
+    legend = alt.Legend(orient="top", labelLimit=400)
+    colour = alt.Color("way:N", title=None, scale=colours, legend=legend)
+    lines = alt.Chart(alt.Data(values=points)).mark_line(point=True).encode(x, y, colour)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    lines.properties(width=520, height=260, title=machine()).save(
+    title = alt.Title(machine(), fontSize=10, fontWeight="normal", anchor="start")
+    lines.properties(width=520, height=260, title=title).save(
         str(FOLDER / f"growth-{name}.png"), scale_factor=1.5
     )
 

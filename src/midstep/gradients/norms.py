@@ -83,6 +83,8 @@ def tensor_norms(tensors: Sequence[Tensor], p: float = 2.0) -> list[float]:
 def _l2(tensors: Sequence[Tensor]) -> list[float]:
     """The L2 norm of each tensor from one read, before any second look at the magnitudes."""
     short = [i for i, t in enumerate(tensors) if _is_short(t)]
+    if len(short) == len(tensors):  # a small model, of which every microsecond shows
+        return [n.item() for n in _kernel_l2(list(tensors), torch.float64)]
     norms = dict(zip(short, _kernel_l2([tensors[i] for i in short], torch.float64), strict=True))
     for index, tensor in enumerate(tensors):
         if tensor.is_cpu and index not in norms:

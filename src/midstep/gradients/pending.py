@@ -150,7 +150,7 @@ class Gradients:
     def is_wide(self) -> bool:
         """Whether a gradient is in another dtype than its parameter, which no kernel steps with."""
         return any(
-            t.dtype is not p.dtype and p.dtype in _HALF
+            p.dtype in _HALF and t.dtype is not p.dtype
             for t, p in zip(self.tensors, self.parameters, strict=True)
         )
 
