@@ -179,6 +179,18 @@ def a_mean_taken_back_with_its_own_count() -> Setup:
 
 
 @sound
+def a_microbatch_that_counts_nothing_is_left_out() -> Setup:
+    x, y = s.pairs()
+    y[0] = -100  # the mean over this row alone is nan
+
+    def loss(model: nn.Module, batch: Any) -> ms.LossSum:
+        mean = s.mean(model, batch) + 0 * model(batch[0]).sum() / (batch[1] != -100).sum()
+        return ms.LossSum.from_mean(mean, int((batch[1] != -100).sum()))
+
+    return Setup(s.mlp(), (x, y), loss, ms.targets())
+
+
+@sound
 def losses_that_carry_their_counts() -> Setup:
     return Setup(s.mlp(), s.pairs(), lambda m, b: ms.cross_entropy(m(b[0]), b[1]))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 import midstep as ms
-from midstep.batches import cut_rows, num_rows
+from midstep.batches import cut_rows, join_rows, num_rows, take_rows
 
 N = 5
 
@@ -122,6 +122,36 @@ def test_every_row_is_in_one_piece_in_order_and_none_twice(shape: str, rows: int
     assert [row for piece in pieces for row in row_numbers(find(piece))] == list(range(N))
     assert [num_rows(piece) for piece in pieces[:-1]] == [rows] * ((N - 1) // rows)
     assert all(type(piece) is type(batch) for piece in pieces)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_are_taken_in_any_order_and_as_often_as_named(shape: str) -> None:
+    batch, rows_of = SHAPES[shape]
+    for rows in ([3, 0, 4], [2, 2], [1], list(range(N))):
+        assert row_numbers(rows_of(take_rows(batch, rows))) == rows
+    assert num_rows(batch) == N
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pieces_that_are_joined_are_the_batch_again(shape: str) -> None:
+    batch, rows_of = SHAPES[shape]
+    if shape == "images of one size":  # a piece of 3 such images can be read in two ways
+        return
+    joined = join_rows(cut_rows(batch, 4))
+    assert type(joined) is type(batch)
+    assert row_numbers(rows_of(joined)) == list(range(N))
+    assert num_rows(joined) == N
+
+
+def test_what_is_taken_is_a_copy() -> None:
+    batch = {"x": ids()}
+    take_rows(batch, range(N))["x"].zero_()
+    assert row_numbers(batch["x"]) == list(range(N))
+
+
+def test_batches_that_differ_in_more_than_rows_are_not_joined() -> None:
+    with pytest.raises(ValueError, match=r"`x` has the shapes \[2, 3\], \[2, 4\]"):
+        join_rows([{"x": torch.zeros(2, 3)}, {"x": torch.zeros(2, 4)}])
 
 
 def test_what_has_no_rows_is_shared_by_the_pieces() -> None:

@@ -392,6 +392,11 @@ def test_a_planted_fault_is_found_with_its_cause(name: str) -> None:
     assert words in certificate.reasons[0].what + certificate.reasons[0].why, str(certificate)
 
 
+def test_every_layer_is_named_and_only_the_innermost() -> None:
+    (reason,) = batch_norm_twice_in_a_convolutional_net().verify().reasons
+    assert reason.names == ("features.1", "features.4")
+
+
 def test_a_layer_and_a_loss_that_both_cross_rows_are_both_named() -> None:
     certificate = batch_norm_and_a_contrastive_loss().verify()
     assert [reason.kind.value for reason in certificate.reasons] == ["layers", "loss"]

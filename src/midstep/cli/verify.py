@@ -14,10 +14,12 @@ from .options import DEFAULT_SEED
 
 if TYPE_CHECKING:
     from ..recipes.recipe import Recipe
+    from ..verifying import Certificate
 
 __all__ = ["verify"]
 
 _ROWS = 8
+_FEWEST_ROWS = 3
 
 
 class Format(enum.StrEnum):
@@ -63,32 +65,36 @@ def verify(  # noqa: PLR0917 - an option of the command is an argument here
     """
 
     def action() -> int:
-        from ..recipes.loading import find_recipe, load_recipe
-
-        source = find_recipe(recipe)  # before torch is imported
-
-        from ..verifying import verify as certified
-
-        if rows < 3:
-            raise ValueError(
-                f"`--rows {rows}`: at least 3, because fewer cannot be cut unevenly, and then a "
-                "mean of means would pass"
-            )
-        made = load_recipe(source, seed=seed)
-        made.model.train(not evaluation)
-        certificate = certified(
-            made.model,
-            _batch(made, rows),
-            made.loss,
-            count=made.count,
-            optimizer=made.optimizer(made.model, made.lr),
-            clip=made.clip,
-        )
+        certificate = _certificate(recipe, rows, seed, evaluation=evaluation)
         sys.stdout.write(certificate.to_json() if output is Format.JSON else str(certificate))
         sys.stdout.write("\n")
         return certificate.exit_code
 
     return attempt(action, traceback=traceback)
+
+
+def _certificate(name: str, rows: int, seed: int, *, evaluation: bool) -> Certificate:
+    from ..recipes.loading import find_recipe, load_recipe
+
+    source = find_recipe(name)  # before torch is imported
+    if rows < _FEWEST_ROWS:
+        raise ValueError(
+            f"`--rows {rows}`: at least {_FEWEST_ROWS}, because fewer cannot be cut unevenly, and "
+            "then a mean of means would pass"
+        )
+
+    from ..verifying import verify as certified
+
+    recipe = load_recipe(source, seed=seed)
+    recipe.model.train(not evaluation)
+    return certified(
+        recipe.model,
+        _batch(recipe, rows),
+        recipe.loss,
+        count=recipe.count,
+        optimizer=recipe.optimizer(recipe.model, recipe.lr),
+        clip=recipe.clip,
+    )
 
 
 def _batch(recipe: Recipe, rows: int) -> Any:

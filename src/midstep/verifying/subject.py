@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -248,10 +249,11 @@ def _mapped(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(batch)
     if isinstance(batch, Mapping):
         pieces = {key: _mapped(value, change) for key, value in batch.items()}
-        try:
+        if not isinstance(batch, MutableMapping):
             return type(batch)(pieces)  # type: ignore[call-arg]
-        except TypeError:
-            return pieces
+        clone = copy.copy(batch)  # keeps what a tokenizer's output carries beside its tensors
+        clone.update(pieces)
+        return clone
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_mapped(value, change) for value in batch))
     if isinstance(batch, (tuple, list)):
