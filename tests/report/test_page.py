@@ -1,5 +1,6 @@
 """The page opens offline, draws, zooms and tells; looked at in a headless Chromium."""
 
+import http.client
 import json
 import math
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from test_records import record_of
 
 from midstep.report import Run, read
-from midstep.report.page import write_page, write_pictures
+from midstep.report.page import serving, write_page, write_pictures
 from midstep.report.page.thinning import kept_rows
 
 needs_browser = pytest.mark.skipif(browser.PATH is None, reason="there is no Chromium here")
@@ -378,6 +380,27 @@ def test_a_run_that_goes_on_is_followed_without_losing_the_zoom(
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_server_answers_this_machine_by_its_own_name_only(folder: Path) -> None:
+    with serving(lambda: [read(folder)], lambda: "now") as address:
+        place = urllib.parse.urlsplit(address)
+        assert place.hostname == "127.0.0.1"
+
+        def ask(path: str, host: str) -> tuple[int, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            found = answer.status, answer.read()
+            connection.close()
+            return found
+
+        assert ask("/data?key=now", place.netloc) == (204, b"")
+        status, body = ask("/data?key=before", place.netloc)
+        assert status == 200
+        assert json.loads(body)["key"] == "now"
+        assert ask("/data?key=before", f"elsewhere.example:{place.port}") == (403, b"")
+        assert ask("/../updates.jsonl", place.netloc)[0] == 404
 
 
 def test_watching_waits_for_the_first_update_and_ends_when_asked(tmp_path: Path) -> None:

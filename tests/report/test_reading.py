@@ -161,7 +161,7 @@ def test_a_log_without_a_loss_or_a_norm_is_refused_with_what_it_has(tmp_path: Pa
 
 def test_a_restarted_log_counts_each_step_once_and_the_later_value(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    steps = [(1, 5.0), (2, 4.0), (3, 9.0), (2, 4.5), (3, 3.0)]
+    steps = [(1, 5.0), (3, 9.0), (2, 4.5), (3, 3.0)]
     path.write_text("".join(json.dumps({"step": s, "loss": x}) + "\n" for s, x in steps))
     run = read(path)
     assert run.updates.tolist() == [1, 2, 3]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_records import record_of
 from torch import Tensor, nn
 from trained_runs import Batch, classes, cross_entropy, mlp, squared, train
 
@@ -73,6 +74,19 @@ def test_a_norm_that_really_lies_on_the_threshold_is_not_called_a_mistake_of_the
     found = found_in(folder)
     assert list(found) == ["norm-on-threshold"]
     assert "really" in found["norm-on-threshold"].title
+
+
+def test_norms_that_lie_on_the_threshold_are_found_below_larger_ones(tmp_path: Path) -> None:
+    records = [
+        record_of(update=n, step=n, grad_norm=0.5 if n % 3 else 0.5 + n % 7 / 20, clipped=False)
+        for n in range(1, 101)
+    ]
+    path = tmp_path / "updates.jsonl"
+    path.write_text("".join(record.to_json() + "\n" for record in records))
+    (tmp_path / "run.json").write_text(
+        '{"format": "midstep run", "settings": {"clip": "ByGlobalNorm(max_norm=0.5, p=2.0)"}}'
+    )
+    assert list(found_in(path)) == ["norm-on-threshold"]
 
 
 @pytest.mark.parametrize(
