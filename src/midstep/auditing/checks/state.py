@@ -86,7 +86,10 @@ def _without_optimizer(history: History) -> dict[int, tuple[Orphan, Backward]]:
     """Parameters that got a gradient and that no optimizer ever held."""
     held = frozenset[int]().union(*(o.params for o in history.optimizers.values()))
     found: dict[int, tuple[Orphan, Backward]] = {}
+    sharded = [o.params for o in history.optimizers.values() if o.is_sharded]
     for _, backward in history.of_kind(Backward):
+        if any(backward.params & params for params in sharded):
+            continue  # its forward ran on whole parameters, which are put together and thrown away
         for orphan in backward.orphans:
             if orphan.key not in held:
                 found.setdefault(orphan.key, (orphan, backward))
