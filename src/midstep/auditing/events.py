@@ -144,6 +144,7 @@ class Orphan:
     key: int
     shape: tuple[int, ...]
     made: Place | None
+    index: int = -1  # of the event it was made before; -1 if that was not seen
 
 
 @dataclasses.dataclass(slots=True)
@@ -371,7 +372,9 @@ class Replaced(Event):
 
 @dataclasses.dataclass(slots=True)
 class Asked(Event):
-    """Whether a loss is finite was asked, of one that is not."""
+    """Whether a loss, or the gradients of `params`, are finite was asked, of some that are not."""
+
+    params: frozenset[int] = NOTHING
 
 
 @dataclasses.dataclass(slots=True)

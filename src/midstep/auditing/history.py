@@ -85,6 +85,7 @@ class _Pending:
     backward: Backward
     params: frozenset[int]
     used: dict[int, int] = dataclasses.field(default_factory=dict)  # optimizer: index of its step
+    was_tried: bool = False  # also by a step that was skipped
 
 
 class History:
@@ -106,7 +107,7 @@ class History:
         self._forwards: list[Forward] = []
         for index, event in enumerate(self.events):
             self._read(index, event)
-        self.left = [(p.index, p.backward, p.params) for p in self._pending if not p.used]
+        self.left = [(p.index, p.backward, p.params) for p in self._pending if not p.was_tried]
 
     def _read(self, index: int, event: Event) -> None:
         if isinstance(event, NewOptimizer):
@@ -139,7 +140,7 @@ class History:
         kept = []
         for pending in self._pending:
             gone = pending.params & event.params
-            if gone and not pending.used:
+            if gone and not pending.was_tried:
                 self.discards.append(Discard(index, event, pending.index, pending.backward, gone))
             if gone:
                 pending.params -= event.params
@@ -163,6 +164,7 @@ class History:
                 if pending.used:
                     shared.append(pending.backward)
                 fresh.append((pending.index, pending.backward))
+            pending.was_tried = True
             if applied:
                 pending.used[number] = index
         discarded = [d for d in self.discards if d.index >= first and d.params & mine]
@@ -172,6 +174,10 @@ class History:
         self._starts[number] = index + 1
 
     # What checks ask.
+
+    def index_of(self, event: Event) -> int:
+        """Index of an event."""
+        return next(index for index, other in enumerate(self.events) if other is event)
 
     def all_updates(self) -> Iterator[Update]:
         """Every update, optimizer by optimizer."""

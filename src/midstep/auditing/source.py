@@ -18,7 +18,9 @@ __all__ = [
     "Source",
     "body_of",
     "division_of",
+    "drops_result",
     "gate_of",
+    "is_periodic",
     "is_tried",
     "loss_of",
     "own_division_of",
@@ -72,8 +74,17 @@ class Source:
 
     def condition(self, line: int) -> int:
         """Return the line of the innermost `if` around a line, or the line itself."""
-        gate = next(self.around(line, (ast.If,)), None)
+        gate = next(self.around(line, (ast.If,)), None) or self._guard(line)
         return line if gate is None else gate.lineno  # type: ignore[attr-defined]
+
+    def _guard(self, line: int) -> ast.AST | None:
+        """The `if ...: continue` that stands before a line in the same loop."""
+        statement = self.statement(line)
+        loop = None if statement is None else self.parents.get(statement)
+        body = loop.body if isinstance(loop, ast.For | ast.While) else []
+        before = [node for node in body if isinstance(node, ast.If) and node.lineno < line]
+        guards = [node for node in before if isinstance(node.body[-1], ast.Continue)]
+        return guards[-1] if guards else None
 
     def chain(self, line: int) -> list[ast.expr]:
         """Return the expressions a loss came through, the last first.
@@ -122,6 +133,10 @@ def _definition(
 def _covers(node: ast.AST, line: int) -> bool:
     first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
     return bool(first <= line <= last)
+
+
+def _raises(node: ast.AST) -> bool:
+    return any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -232,16 +247,17 @@ def is_tried(place: Place | None) -> bool:
     for node in source.around(place.line, (ast.Try,)):
         assert isinstance(node, ast.Try)
         in_body = any(s.lineno <= place.line <= (s.end_lineno or 0) for s in node.body)
-        caught = {name for h in node.handlers if h.type is not None for name in _names(h.type)}
+        silent = [h for h in node.handlers if not _raises(h)]
+        caught = {name for h in silent if h.type is not None for name in _names(h.type)}
         if in_body and "RuntimeError" in caught:
             return True
     return False
 
 
 def remainder_of(place: Place | None, divisor: float) -> bool:
-    """Whether the loss is divided by a name that the same file also takes remainders by.
+    """Whether the loss is divided by a name that is the length of a window.
 
-    That name is then the length of a window.
+    It is if the same file takes remainders by it, or if it says so itself.
 
     Args:
         place: Of the backward.
@@ -257,12 +273,13 @@ def remainder_of(place: Place | None, divisor: float) -> bool:
                 numbers.add(float(node.right.value))
     if divisor in numbers:
         return True
-    return any(
-        ast.unparse(inner.right) in names
+    divisors = [
+        ast.unparse(inner.right)
         for link in source.chain(place.line)
         for inner in ast.walk(link)
         if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Div)
-    )
+    ]
+    return any(divisor in names or "accum" in divisor.lower() for divisor in divisors)
 
 
 def total_of(place: Place | None) -> Place | None:
@@ -282,10 +299,16 @@ def total_of(place: Place | None) -> Place | None:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "append"
         )
-        if not is_sum and not is_append:
+        is_rebound = (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.BinOp)
+            and isinstance(node.value.op, ast.Add)
+            and bool(_names(node.targets[0]) & _names(node.value))
+        )
+        if not is_sum and not is_append and not is_rebound:
             continue
-        value = node.value if isinstance(node, ast.AugAssign) else node
-        if _names(value) & names and not _makes_loss(value if is_sum else ast.Tuple([])):
+        value = node if is_append else node.value  # type: ignore[attr-defined]
+        if _names(value) & names and (is_append or not _makes_loss(value)):
             return place._replace(line=node.lineno)  # type: ignore[attr-defined]
     return place
 
@@ -314,3 +337,35 @@ def body_of(place: Place | None) -> Place | None:
     if not isinstance(statement, ast.If):
         return place
     return place._replace(line=statement.body[0].lineno)
+
+
+def is_periodic(place: Place | None) -> bool:
+    """Whether a line stands under a condition on a remainder: once a window.
+
+    Args:
+        place: Of a clearing.
+    """
+    if place is None or (source := read(place.file)) is None:
+        return False
+    return any(
+        isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Mod)
+        for gate in source.around(place.line, (ast.If,))
+        if isinstance(gate, ast.If)
+        for inner in ast.walk(gate.test)
+    )
+
+
+def drops_result(place: Place | None) -> bool:
+    """Whether what the call on a line returns is thrown away.
+
+    Args:
+        place: Of a clip.
+    """
+    if place is None or (source := read(place.file)) is None:
+        return True
+    statement = source.statement(place.line)
+    if not isinstance(statement, ast.Expr) or not isinstance(statement.value, ast.Call):
+        return False
+    called = statement.value.func
+    name = called.attr if isinstance(called, ast.Attribute) else ast.unparse(called)
+    return "clip" in name

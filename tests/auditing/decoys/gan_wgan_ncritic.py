@@ -8,11 +8,11 @@ loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(12)]
 
 G, Dn = nn.Linear(4, 4), nn.Linear(4, 1)
 og, od = torch.optim.RMSprop(G.parameters(), 1e-3), torch.optim.RMSprop(Dn.parameters(), 1e-3)
-one, mone = torch.tensor(1.0), torch.tensor(-1.0)
+one, minus = torch.tensor(1.0), torch.tensor(-1.0)
 for i, (x, _) in enumerate(loader):
     Dn.zero_grad()
     e1 = Dn(x).mean()
-    e1.backward(mone)
+    e1.backward(minus)
     e2 = Dn(G(torch.randn(2, 4)).detach()).mean()
     e2.backward(one)
     od.step()
@@ -20,5 +20,5 @@ for i, (x, _) in enumerate(loader):
         p.data.clamp_(-0.01, 0.01)
     if i % 5 == 4:
         G.zero_grad()
-        Dn(G(torch.randn(2, 4))).mean().backward(mone)
+        Dn(G(torch.randn(2, 4))).mean().backward(minus)
         og.step()

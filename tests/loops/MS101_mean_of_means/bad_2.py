@@ -24,8 +24,8 @@ for i, (ids, labels) in enumerate(batches()):
     mask = (labels != -100).float()
     logits, targets = model(ids).transpose(1, 2), labels.clamp(min=0)
     losses = F.cross_entropy(logits, targets, reduction="none")  # expect[lint]: MS101
-    loss = (losses * mask).sum() / mask.sum()
-    (loss / cfg.grad_accum).backward()  # expect[audit]: MS101
+    loss = (losses * mask).sum() / mask.sum()  # expect[audit]: MS101
+    (loss / cfg.grad_accum).backward()
     if (i + 1) % cfg.grad_accum == 0:
         optimizer.step()
         optimizer.zero_grad()

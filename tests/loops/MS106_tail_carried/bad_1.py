@@ -17,7 +17,7 @@ def train_epoch(model, optimizer, batches, k):
     for i, (x, y) in enumerate(batches):
         loss = F.cross_entropy(model(x), y) / k
         loss.backward()
-        if (i + 1) % k != 0:  # expect[lint]: MS106
+        if (i + 1) % k != 0:  # expect: MS106
             continue
         optimizer.step()
         optimizer.zero_grad()

@@ -18,9 +18,9 @@ def main(accumulate=5):
     for i, (x, y) in enumerate(data()):
         loss = F.cross_entropy(model(x), y) / accumulate
         loss.backward()
-        if not (i + 1) % accumulate:  # expect[lint]: MS108
+        if not (i + 1) % accumulate:  # expect: MS108
             continue
-        optimizer.step()  # expect[audit]: MS108
+        optimizer.step()
         optimizer.zero_grad()
 
 

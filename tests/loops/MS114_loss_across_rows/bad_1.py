@@ -17,8 +17,8 @@ def contrastive(a, b):
 
 accum_freq = 4
 for i, (a, b) in enumerate(pairs):
-    loss = contrastive(image(a), text(b)) / accum_freq
-    loss.backward()  # expect[audit]: MS114
+    loss = contrastive(image(a), text(b)) / accum_freq  # expect[audit]: MS114
+    loss.backward()
     if (i + 1) % accum_freq == 0:
         optimizer.step()
         optimizer.zero_grad()

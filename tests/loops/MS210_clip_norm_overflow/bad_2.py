@@ -18,7 +18,7 @@ def main():
     for x, y in data():
         optimizer.zero_grad()
         error = model(x * 1e10).sum(1) - y
-        (error.abs() * 1e12).mean().backward()
+        (error.abs() * 1e25).mean().backward()
         norm = torch.nn.utils.clip_grad_norm_(model[2].parameters(), 1.0)  # expect[audit]: MS210
         torch.nn.utils.clip_grad_norm_(model[0].parameters(), 1.0)
         optimizer.step()

@@ -12,6 +12,6 @@ loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
 for x, y in loader:
     optimizer.zero_grad()
     scaler.scale(criterion(model(x), y)).backward()
-    scaler.unscale_(optimizer)  # expect[audit]: MS303
+    scaler.unscale_(optimizer)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    scaler.step(optimizer)  # expect[lint]: MS303
+    scaler.step(optimizer)  # expect: MS303

@@ -17,8 +17,8 @@ for x, y in loader:
     optimizer.zero_grad()
     mask = (y != dist.get_rank()).float()
     losses = F.cross_entropy(model(x), y, reduction="none")
-    loss = (losses * mask).sum() / mask.sum().clamp(min=1)  # expect[lint]: MS501
-    loss.backward()  # expect[audit]: MS501
+    loss = (losses * mask).sum() / mask.sum().clamp(min=1)  # expect: MS501
+    loss.backward()
     optimizer.step()
 
 dist.destroy_process_group()

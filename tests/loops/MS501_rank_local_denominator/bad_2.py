@@ -17,8 +17,8 @@ for x, y in loader:
     optimizer.zero_grad()
     y[0] = 1
     y[1] = dist.get_rank()
-    loss = loss_fn(model(x), y)  # expect[lint]: MS501
-    loss.backward()  # expect[audit]: MS501
+    loss = loss_fn(model(x), y)  # expect: MS501
+    loss.backward()
     optimizer.step()
 
 dist.destroy_process_group()

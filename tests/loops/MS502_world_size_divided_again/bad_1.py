@@ -20,8 +20,8 @@ for x, y in loader:
     count = mask.sum()
     dist.all_reduce(count, op=dist.ReduceOp.SUM)
     losses = F.cross_entropy(model(x), y, reduction="none")
-    loss = (losses * mask).sum() / count.clamp(min=1)  # expect[lint]: MS502
-    loss.backward()  # expect[audit]: MS502
+    loss = (losses * mask).sum() / count.clamp(min=1)  # expect: MS502
+    loss.backward()
     optimizer.step()
 
 dist.destroy_process_group()

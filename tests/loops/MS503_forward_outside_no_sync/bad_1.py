@@ -17,8 +17,8 @@ for i, (x, y) in enumerate(loader):
     output = model(x)
     loss = criterion(output, y) / k
     if (i + 1) % k != 0:
-        with model.no_sync():  # expect[lint]: MS503
-            loss.backward()  # expect[audit]: MS503
+        with model.no_sync():  # expect: MS503
+            loss.backward()
     else:
         loss.backward()
         optimizer.step()

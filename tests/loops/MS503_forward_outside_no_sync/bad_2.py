@@ -18,8 +18,8 @@ grad_accum = 2
 for i, (x, y) in enumerate(loader):
     is_last = (i + 1) % grad_accum == 0
     loss = criterion(model(x), y) / grad_accum
-    with contextlib.nullcontext() if is_last else model.no_sync():  # expect[lint]: MS503
-        loss.backward()  # expect[audit]: MS503
+    with contextlib.nullcontext() if is_last else model.no_sync():  # expect: MS503
+        loss.backward()
     if is_last:
         optimizer.step()
         optimizer.zero_grad()

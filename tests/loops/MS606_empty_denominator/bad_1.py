@@ -13,6 +13,6 @@ for step in range(6):
 for x, y, mask in loader:
     optimizer.zero_grad()
     losses = F.cross_entropy(model(x), y, reduction="none")
-    loss = (losses * mask).sum() / mask.sum()
-    loss.backward()  # expect[audit]: MS606
-    optimizer.step()
+    loss = (losses * mask).sum() / mask.sum()  # expect[audit]: MS606
+    loss.backward()
+    optimizer.step()  # expect[audit]: MS601

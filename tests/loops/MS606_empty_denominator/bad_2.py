@@ -19,4 +19,4 @@ for x, y, mask in loader:
     optimizer.zero_grad()
     losses = F.cross_entropy(model(x), y, reduction="none")
     masked_mean(losses, mask).backward()  # expect[audit]: MS606
-    optimizer.step()
+    optimizer.step()  # expect[audit]: MS601

@@ -10,5 +10,5 @@ loader = [(torch.randn(2, 4), torch.randint(3, (2,))) for _ in range(10)]
 
 for x, y in loader:
     optimizer.zero_grad()
-    criterion(head(model(x)), y).backward()
-    optimizer.step()  # expect[audit]: MS701
+    criterion(head(model(x)), y).backward()  # expect[audit]: MS701
+    optimizer.step()

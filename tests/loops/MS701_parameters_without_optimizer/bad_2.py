@@ -19,5 +19,6 @@ net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for _ in range(6):
     optimizer.zero_grad()
-    nn.functional.cross_entropy(net(torch.randn(2, 4)), torch.randint(3, (2,))).backward()
-    optimizer.step()  # expect[audit]: MS701
+    loss = nn.functional.cross_entropy(net(torch.randn(2, 4)), torch.randint(3, (2,)))
+    loss.backward()  # expect[audit]: MS701
+    optimizer.step()

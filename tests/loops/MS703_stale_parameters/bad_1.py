@@ -15,11 +15,11 @@ def data(batches=10):
 
 def main():
     model, optimizer = build()
-    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))  # expect[lint]: MS703
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))  # expect: MS703
     for x, y in data():
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        optimizer.step()  # expect[audit]: MS703
+        optimizer.step()
 
 
 main()

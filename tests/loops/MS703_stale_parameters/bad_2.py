@@ -14,8 +14,8 @@ class Net(nn.Module):
 torch.manual_seed(0)
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-net.head = nn.Linear(8, 3)  # expect[lint]: MS703
+net.head = nn.Linear(8, 3)  # expect: MS703
 for _ in range(6):
     optimizer.zero_grad()
     nn.functional.cross_entropy(net(torch.randn(2, 4)), torch.randint(3, (2,))).backward()
-    optimizer.step()  # expect[audit]: MS703
+    optimizer.step()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...findings import Finding
-from ..events import Backward
+from ..events import Backward, Clear, Clip, Place
 from ..history import Discard, History, Update
-from ..source import gate_of
+from ..source import gate_of, is_periodic
 from .making import close, make
 from .weights import Part, parts_of
 
@@ -35,6 +35,15 @@ def _missing(history: History, updates: Sequence[Update]) -> Iterator[Finding]:
     stale = [u for u in updates if u.stale and u.backwards]
     if not stale or _divides_by_window(history, stale[0]):
         return
+    if is_periodic(_usual_clear(history, stale[0])):
+        yield make(
+            "MS112",
+            stale[0].place,
+            f"`{len(stale)}` of `{len(updates)}` steps used gradients that had been stepped "
+            "before, while these were cleared once a window.",
+            {"num_stale": len(stale), "num_updates": len(updates)},
+        )
+        return
     most = max(len(u.stale) for u in stale)
     yield make(
         "MS109",
@@ -43,6 +52,12 @@ def _missing(history: History, updates: Sequence[Update]) -> Iterator[Finding]:
         f"to `{most}` microbatches of them.",
         {"num_stale_updates": len(stale), "num_updates": len(updates)},
     )
+
+
+def _usual_clear(history: History, update: Update) -> Place | None:
+    mine = history.optimizers[update.optimizer].params
+    places = [clear.place for _, clear in history.of_kind(Clear) if clear.params & mine]
+    return places[-1] if places else None
 
 
 def _divides_by_window(history: History, update: Update) -> bool:
@@ -99,8 +114,6 @@ def _same_loop(one: Backward, other: Backward) -> bool:
 
 def _is_finite(history: History, discard: Discard) -> bool:
     """Whether nothing between the backward and the clearing says that it was refused."""
-    from ..events import Clip
-
     clips = history.between(discard.start, discard.index, Clip)
     return not clips and discard.backward.loss == discard.backward.loss  # nan is not itself
 

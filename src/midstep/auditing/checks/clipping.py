@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...findings import Finding
 from ..events import Backward, Clear, Clip, Collective, Place, ScalerStep, Step, Unscale
 from ..history import History, Update
-from ..source import is_tried
+from ..source import drops_result, is_tried
 from .making import make
 
 __all__ = ["check_clipping"]
@@ -169,28 +169,30 @@ def _before_sum(
 
 
 def _look_after(update: Update, clips: list[tuple[int, Clip]]) -> Iterator[Finding]:
+    """Norms of gradients that a clip has shortened, taken whole or parameter by parameter."""
     if not update.backwards:
         return
     fired: Clip | None = None
+    looks: dict[Place | None, list[Clip]] = {}
     for index, clip in clips:
         if index < update.backwards[-1][0]:
             continue
-        if bounds(clip) and clip.by == "norm":
-            fired = clip if clip.norm > clip.limit else None
-        elif _is_norm_after(fired, clip):
-            assert fired is not None
+        if not bounds(clip):
+            looks.setdefault(clip.place, []).append(clip)
+        elif clip.by == "norm":
+            fired = clip if clip.norm > clip.limit and drops_result(clip.place) else None
+            looks.clear()
+    for place, parts in looks.items() if fired is not None else ():
+        norm = math.hypot(*(part.norm for part in parts))
+        seen = frozenset[int]().union(*(part.params for part in parts))
+        if fired is not None and seen == fired.params and norm <= fired.limit * 1.001:
             yield make(
                 "MS209",
-                clip.place,
-                f"It returned `{clip.norm:.4g}`, the threshold; before the clip the norm was "
+                place,
+                f"It gave `{norm:.4g}`, the threshold; before the clip the norm was "
                 f"`{fired.norm:.4g}`.",
-                {"norm_after": clip.norm, "norm_before": fired.norm, "limit": fired.limit},
+                {"norm_after": norm, "norm_before": fired.norm, "limit": fired.limit},
             )
-
-
-def _is_norm_after(fired: Clip | None, look: Clip) -> bool:
-    """Whether a norm is that of gradients which a clip has shortened."""
-    return fired is not None and fired.params == look.params and look.norm <= fired.limit * 1.001
 
 
 def _subset(history: History, update: Update, clips: list[Clip]) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from ...findings import Finding
-from ..events import Backward, NewSchedule, ScalerStep, Step, Tick
+from ..events import Backward, NewSchedule, Place, ScalerStep, Step, Tick
 from ..history import History, Update
 from .making import close, make
 
@@ -102,6 +102,13 @@ def _too_often(schedule: NewSchedule, ticks: Ticks, updates: list[Update]) -> It
                 f"`{len(ticks)}` ticks for `{len(updates)}` updates of `{most}` microbatches.",
                 figures,
             )
+    elif len(set(_places_of(ticks, updates))) >= 2 and not fits:
+        yield make(
+            "MS404",
+            _places_of(ticks, updates)[-1],
+            f"`{most}` ticks for each update, from different lines.",
+            figures,
+        )
     elif len(ticks) > schedule.horizon:
         yield make(
             "MS404",
@@ -110,6 +117,12 @@ def _too_often(schedule: NewSchedule, ticks: Ticks, updates: list[Update]) -> It
             f"after `{schedule.horizon / most:.0f}` of `{len(updates)}` updates.",
             figures,
         )
+
+
+def _places_of(ticks: Ticks, updates: list[Update]) -> list[Place | None]:
+    """The lines that tick between the first update and the second."""
+    last = updates[1].last if len(updates) > 1 else math.inf
+    return [tick.place for index, tick in ticks if updates[0].last < index < last]
 
 
 def _other_unit(
@@ -138,7 +151,7 @@ def _other_unit(
             f"ticked `{len(ticks)}` times.",
             figures,
         )
-    elif math.isnan(horizon):
+    else:
         yield from _idle(history, ticks, updates)
 
 

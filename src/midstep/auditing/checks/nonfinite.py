@@ -32,15 +32,15 @@ def check_nonfinite(history: History) -> Iterator[Finding]:
 def _empty(backward: Backward) -> Iterator[Finding]:
     # What no optimizer steps is somebody's experiment.
     for term in backward.terms if backward.params else ():
-        if term.count != 0 and term.mask_sum != 0:
+        by_zero = any(f.is_division and math.isinf(f.value) for f in term.factors)
+        if not by_zero and term.count != 0 and term.mask_sum != 0:
             continue
         if not term.is_mean and math.isfinite(term.weight):
             continue
         yield make(
             "MS606",
             own_division_of(backward.place),
-            f"A microbatch of `{term.numel}` elements counted `0` of them; the loss was "
-            f"`{backward.loss:g}`.",
+            f"A microbatch counted `0` elements; the loss was `{backward.loss:g}`.",
             {"numel": term.numel, "count": 0},
         )
 
@@ -81,8 +81,23 @@ def _is_bad(history: History, update: Update) -> bool:
     return any(s.optimizer == update.optimizer and s.grads_finite is False for s in steps)
 
 
+def _is_good(history: History, update: Update) -> bool:
+    """Whether the gradients were seen to be finite at the step."""
+    steps = [s for _, s in history.between(update.first, update.last + 1, Step)]
+    return any(s.optimizer == update.optimizer and s.grads_finite is True for s in steps)
+
+
 def _replaced(history: History, update: Update) -> Iterator[Finding]:
     mine = history.optimizers[update.optimizer].params
+    start = update.backwards[-1][0] if update.backwards else update.last
+    for _, asked in history.between(start, update.last, Asked):
+        if asked.params & mine and update.applied and _is_good(history, update):
+            yield make(
+                "MS604",
+                asked.place,
+                "Gradients were not finite here, and finite at the step that was taken.",
+            )
+            return
     for _, event in history.between(update.first, update.last, Replaced):
         if update.applied and event.params & mine:
             yield make(
@@ -97,6 +112,8 @@ def _replaced(history: History, update: Update) -> Iterator[Finding]:
 def _hidden(history: History) -> Iterator[Finding]:
     """Losses that were left out of a log because they are nan, after they had been stepped."""
     for index, event in history.of_kind(Asked):
+        if event.params:
+            continue
         steps = history.between(0, index, Step)
         backwards = history.between(0, index, Backward)
         if not steps or not backwards or steps[-1][0] < backwards[-1][0]:

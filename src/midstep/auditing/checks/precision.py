@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ...defects import Level
 from ...findings import Finding
 from ..events import Backward, Cast, Clear, ScalerStep, ScalerUpdate, Step, Unscale
 from ..history import History, Update
-from .making import make
+from .making import close, make
 
 __all__ = ["check_precision"]
 
@@ -45,7 +46,14 @@ def _unscaled_again(history: History) -> Iterator[Finding]:
         start, first = waiting.get(key, (index, event))
         mine = history.optimizers[event.optimizer].params
         cleared = [c for _, c in history.between(start, index, Clear) if c.params & mine]
-        if cleared and first.place == event.place:
+        steps = [
+            step
+            for _, step in history.between(start, index, ScalerStep)
+            if step.optimizer == event.optimizer
+        ]
+        if steps:
+            yield make("MS303", steps[-1].place, "`update` was not called after it.")
+        elif cleared and first.place == event.place:
             yield make(
                 "MS303",
                 first.place,
@@ -134,7 +142,9 @@ def _never_unscaled(history: History, update: Update) -> Iterator[Finding]:
     index, backward = update.backwards[-1]
     if backward.scaler is None or backward.scale == 1.0:
         return
-    if not _is_unscaled(history, update, index, update.last):
+    ratio = history.ratio_of(update)
+    by_hand = math.isnan(ratio) or close(ratio * backward.scale, 1.0)
+    if not by_hand and not _is_unscaled(history, update, index, update.last):
         yield make(
             "MS306",
             update.place,

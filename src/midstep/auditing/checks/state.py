@@ -46,35 +46,31 @@ def check_state(history: History) -> Iterator[Finding]:
 
 
 def _parameters(history: History) -> Iterator[Finding]:
-    held = frozenset[int]().union(*(o.params for o in history.optimizers.values()))
-    used = [b for u in history.all_updates() for _, b in u.backwards]
-    orphans: dict[int, tuple[Orphan, Backward]] = {}
-    for backward in used:
-        for orphan in backward.orphans:
-            if orphan.key not in held:
-                orphans.setdefault(orphan.key, (orphan, backward))
+    orphans = _without_optimizer(history)
     for number, updates in history.updates.items():
-        applied = [u for u in updates if u.applied and u.backwards]
+        applied = [u for u in updates if u.applied]
         if len(applied) < MIN_UPDATES:
             continue
         optimizer = history.optimizers[number]
-        touched = frozenset[int]().union(*(b.params for u in applied for _, b in u.backwards))
+        touched = frozenset[int]().union(*(b.params for _, b in history.of_kind(Backward)))
         without = optimizer.params - touched - optimizer.frozen
-        stale = [key for key in without if _replaced_by(optimizer.shapes.get(key), orphans)]
-        if stale:
-            orphan, backward = next(
-                pair for pair in orphans.values() if pair[0].shape == optimizer.shapes[stale[0]]
-            )
+        made = history.index_of(optimizer)
+        stale = [
+            orphan
+            for orphan, _ in orphans.values()
+            if orphan.index > made or orphan.shape in {optimizer.shapes.get(k) for k in without}
+        ]
+        if without and stale:
             yield make(
                 "MS703",
-                orphan.made or optimizer.place,
-                f"`{len(stale)}` parameters of the optimizer never got a gradient, and as many of "
-                "the same shapes got one and are not in it.",
-                {"num_stale": len(stale)},
+                stale[0].made or optimizer.place,
+                f"`{len(without)}` parameters of the optimizer never got a gradient; "
+                f"`{len(stale)}` that got one were made later, or in their shapes.",
+                {"num_stale": len(without), "num_new": len(stale)},
             )
-            shapes = {optimizer.shapes[key] for key in stale}
-            orphans = {k: pair for k, pair in orphans.items() if pair[0].shape not in shapes}
-        elif without and not optimizer.is_sharded:
+            for orphan in stale:
+                del orphans[orphan.key]
+        elif without and not optimizer.is_sharded and history.of_kind(Backward):
             yield make(
                 "MS702",
                 applied[0].place,
@@ -82,13 +78,22 @@ def _parameters(history: History) -> Iterator[Finding]:
                 f"`{len(applied)}` updates.",
                 {"num_without": len(without), "num_updates": len(applied)},
             )
-    yield from _orphans(list(orphans.values()))
+    used = [b for u in history.all_updates() for _, b in u.backwards]
+    yield from _orphans([pair for pair in orphans.values() if pair[1] in used])
 
 
-def _replaced_by(
-    shape: tuple[int, ...] | None, orphans: dict[int, tuple[Orphan, Backward]]
-) -> bool:
-    return any(orphan.shape == shape for orphan, _ in orphans.values())
+def _without_optimizer(history: History) -> dict[int, tuple[Orphan, Backward]]:
+    """Parameters that got a gradient and that no optimizer ever held."""
+    held = frozenset[int]().union(*(o.params for o in history.optimizers.values()))
+    found: dict[int, tuple[Orphan, Backward]] = {}
+    sharded = [o.params for o in history.optimizers.values() if o.is_sharded]
+    for _, backward in history.of_kind(Backward):
+        if any(backward.params & params for params in sharded):
+            continue  # its forward ran on whole parameters, which are put together and thrown away
+        for orphan in backward.orphans:
+            if orphan.key not in held:
+                found.setdefault(orphan.key, (orphan, backward))
+    return found
 
 
 def _orphans(found: list[tuple[Orphan, Backward]]) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ def watch_clips(recorder: Recorder) -> None:
             watch = _looking(recorder, depth) if made is None else _clipping(recorder, depth, made)
             function(split, watch)
     recorder.patches.attribute(Tensor, "nan_to_num_", _replacing(recorder))
+    recorder.patches.attribute(Tensor, "norm", _looking(recorder, depth))
 
 
 # The names that torch gives its arguments, since callers may use them; `call` is the watched clip.
@@ -122,11 +123,12 @@ def _measure(recorder: Recorder, event: Clip, norm: Any, params: list[Tensor]) -
 
 def _looking(recorder: Recorder, depth: list[int]) -> Callable[[Any], Any]:
     def watch(original: Any) -> Any:
-        def get_total_norm(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        def look(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.is_active or depth[0]:
                 return original(tensors, *args, **kwargs)
-            given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            given = tensors if isinstance(tensors, Tensor) else list(tensors)
             result = original(given, *args, **kwargs)
+            given = [given] if isinstance(given, Tensor) else given
             keys = recorder.keys_of_grads(given)
             if keys:
                 event = Clip(
@@ -137,7 +139,7 @@ def _looking(recorder: Recorder, depth: list[int]) -> Callable[[Any], Any]:
                 recorder.add(event)
             return result
 
-        return get_total_norm
+        return look
 
     return watch
 

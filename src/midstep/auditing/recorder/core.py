@@ -53,7 +53,7 @@ class Recorder:
         self.patches = Patches()
         self.parameters = Parameters()
         self.optimizers, self.scalers, self.others = Numbers(), Numbers(), Numbers()
-        self.made: dict[int, tuple[weakref.ref[Any], Place | None]] = {}
+        self.made: dict[int, tuple[weakref.ref[Any], Place | None, int]] = {}
         self.events: list[Event] = []
         self.is_active = False
         self.inside: list[int] = []  # optimizers whose closure is running
@@ -112,7 +112,7 @@ class Recorder:
             if key in made and made[key][0] is ref:
                 del made[key]
 
-        made[key] = (weakref.ref(thing, forget), self.here())
+        made[key] = (weakref.ref(thing, forget), self.here(), len(self.events))
 
     def made_at(self, thing: Any) -> Place | None:
         """Return where something was made, if that was seen."""
@@ -155,11 +155,9 @@ class Recorder:
 
     def keys_of_grads(self, tensors: list[Any]) -> frozenset[int]:
         """Return the numbers of the parameters whose gradients these are."""
-        wanted = set(map(id, tensors))
-        marks = self.parameters.look()
-        return self.parameters.intern(
-            key for key, mark in marks.items() if mark is not None and mark[0] in wanted
-        )
+        by_grad = self.parameters.by_grad()
+        found = (by_grad.get(id(tensor)) for tensor in tensors)
+        return self.parameters.intern(key for key in found if key is not None)
 
     def count_update(self) -> None:
         """Count a step, and let go after enough of them."""
@@ -180,7 +178,7 @@ class Recorder:
             self.cleared(parameters.intern(cleared), "hand", None)
         if self.is_close:
             self._look_closely(marks)
-        parameters.marks.update(marks)
+        parameters.marks = marks
 
     def _look_closely(self, marks: dict[int, Any]) -> None:
         parameters = self.parameters
@@ -209,7 +207,7 @@ class Recorder:
 
     def settle(self) -> None:
         """Take what is in the gradients now as known: a watched call has changed them."""
-        self.parameters.marks.update(self.parameters.look())
+        self.parameters.marks = self.parameters.look()
         if self.is_close:
             self.parameters.take_samples()
 
@@ -296,7 +294,12 @@ class Recorder:
         """Find parameters without optimizer, and losses whose graphs are kept."""
         event.num_kept = self._graphs.keep(roots)
         event.orphans = tuple(
-            Orphan(self.parameters.numbers.of(p), tuple(p.shape), self.made_at(p))
+            Orphan(
+                self.parameters.numbers.of(p),
+                tuple(p.shape),
+                self.made_at(p),
+                self.made[id(p)][2] if id(p) in self.made else -1,
+            )
             for p in self._graphs.parameters(event.place, roots)
             if self.parameters.numbers.find(p) not in self.parameters.marks
         )

@@ -138,7 +138,7 @@ def _factor(node: Any, name: str) -> Factor | None:
         # `_saved_self` is kept when the divisor has a gradient, too.
         if mine is not None or other is None:
             return None
-        return Factor(True, 1.0 / value if (value := number(other)) else math.nan)
+        return Factor(True, 1.0 / value if (value := number(other)) else math.inf)
     if (other is None) == (mine is None):
         return None
     return Factor(False, number(mine if other is None else other))

@@ -68,7 +68,17 @@ class Parameters:
     most three small samples an optimizer.
     """
 
-    __slots__ = ("_flat", "_index", "_keys", "_sets", "marks", "numbers", "samples", "watched")
+    __slots__ = (
+        "_by_grad",
+        "_flat",
+        "_index",
+        "_keys",
+        "_sets",
+        "marks",
+        "numbers",
+        "samples",
+        "watched",
+    )
 
     def __init__(self) -> None:
         self.numbers = Numbers()
@@ -76,6 +86,7 @@ class Parameters:
         self._flat: list[Tensor] = []
         self._keys: list[int] = []
         self._index: dict[int, int] = {}
+        self._by_grad: tuple[dict[int, Mark], dict[int, int]] | None = None
         self._sets: dict[frozenset[int], frozenset[int]] = {}
         self.marks: dict[int, Mark] = {}
         self.samples: dict[int, list[float]] = {}
@@ -128,6 +139,13 @@ class Parameters:
             grad = p.grad
             marks[key] = None if grad is None else (id(grad), grad._version)  # noqa: SLF001
         return marks
+
+    def by_grad(self) -> dict[int, int]:
+        """Return the number of the parameter for the identity of each gradient last seen."""
+        if self._by_grad is None or self._by_grad[0] is not self.marks:
+            found = {mark[0]: key for key, mark in self.marks.items() if mark is not None}
+            self._by_grad = self.marks, found
+        return self._by_grad[1]
 
     def grads(self, keys: Iterable[int]) -> list[Tensor]:
         """Return the gradients of these parameters, where there are any."""

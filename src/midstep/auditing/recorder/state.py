@@ -177,6 +177,7 @@ def watch_reads(recorder: Recorder) -> None:
         return item
 
     recorder.patches.attribute(Tensor, "item", watch)
+    recorder.patches.attribute(Tensor, "__float__", watch)
     for function in (torch.isnan, torch.isfinite, torch.nan_to_num):
         recorder.patches.function(function, _asking(recorder))
     for name in ("isnan", "isfinite", "nan_to_num"):
@@ -187,10 +188,11 @@ def _asking(recorder: Recorder) -> Callable[[Any], Any]:
     def watch(original: Any) -> Any:
         def asked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if recorder.is_active and isinstance(tensor, Tensor) and recorder.is_close:
+            if recorder.is_active and recorder.is_close and isinstance(tensor, Tensor):
                 is_loss = tensor.numel() == 1 and tensor.grad_fn is not None
-                if is_loss and not math.isfinite(float(tensor.detach())):
-                    recorder.add(Asked(recorder.here()))
+                keys = recorder.keys_of_grads([tensor])
+                if (is_loss or keys) and not math.isfinite(float(tensor.detach().abs().max())):
+                    recorder.add(Asked(recorder.here(), keys))
             return result
 
         return asked

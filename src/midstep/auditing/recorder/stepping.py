@@ -66,7 +66,10 @@ def _clearing(recorder: Recorder, by: str) -> Callable[[Any], Any]:
                     recorder.know(self)
                     keys = recorder.parameters.watched[id(self)].keys
                 recorder.cleared(keys, by, recorder.here())
-                recorder.parameters.marks.update(recorder.parameters.look())
+                recorder.parameters.marks = {
+                    **recorder.parameters.marks,
+                    **recorder.parameters.look(),
+                }
             return result
 
         return zero_grad
@@ -185,7 +188,8 @@ def _unscaling(recorder: Recorder) -> Callable[[Any], Any]:
             try:
                 original(self, optimizer)
             except RuntimeError as error:
-                event.again = "already been called" in str(error)
+                # Called before, or after a step, since the last update.
+                event.again = "unscale_()" in str(error)
                 raise
             finally:
                 recorder.add(event)
