@@ -33,7 +33,7 @@ Style = Annotated[Format, typer.Option("--format", help="How findings are writte
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")]
 
 
-def lint(
+def lint(  # noqa: PLR0917 - an option of the command is an argument here
     paths: Paths,
     select: Select = None,
     ignore: Ignore = None,
@@ -112,8 +112,8 @@ def _mended(path: Path) -> Source | None:
 def _total(findings: Sequence[Finding]) -> None:
     levels = [str(finding.level) for finding in findings]
     counts = [
-        f"{levels.count(level)} {level}{'s' if levels.count(level) != 1 and level != 'advice' else ''}"
-        for level in ("error", "warning", "advice")
+        f"{levels.count(level)} {level if levels.count(level) == 1 else plural}"
+        for level, plural in (("error", "errors"), ("warning", "warnings"), ("advice", "advice"))
         if level in levels
     ]
     sys.stderr.write(f"midstep: {', '.join(counts)}. `midstep explain CODE` says more.\n")

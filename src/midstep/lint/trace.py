@@ -86,6 +86,8 @@ class Block:
 
 @thing
 class Branch:
+    """An `if` statement."""
+
     formula: Formula
     body: Block
     orelse: Block
@@ -133,6 +135,8 @@ class Loop:
 
 @thing
 class Exit:
+    """What leaves a loop or a function."""
+
     word: str  # "continue", "break", "return", "raise"
     node: ast.AST
 

@@ -52,7 +52,7 @@ def _is_whole_step(node: ast.AST) -> bool:
 
 
 def _called_back(node: ast.AST) -> bool:
-    """Whether a loop gives control to somebody who may clear: it yields, or makes the gradients anew."""
+    """Whether a loop lets somebody else clear: it yields, or makes the gradients anew."""
     for part in ast.walk(node):
         if isinstance(part, ast.Yield | ast.YieldFrom):
             return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
 from ..conditions import Topic
 from ..evaluator import text_of
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Event, Loop, Run, walk
 from ..values import Const, Length, Scaler, Schedule, Unknown, Value, key_of
 from ..values import Iterator as Iterates
@@ -202,7 +204,7 @@ def _multiplied(schedule: Value | None, loop: ast.AST) -> bool:
 def _two_places(update: Update) -> Iterator[Report]:
     for run in update.step_runs():
         ticks = [run.events[n] for n in _ticks(update, run)]
-        for first, second in zip(ticks, ticks[1:], strict=False):
+        for first, second in itertools.pairwise(ticks):
             between = run.events[run.events.index(first) : run.events.index(second)]
             if any(event.act is Act.STEP for event in between):
                 continue

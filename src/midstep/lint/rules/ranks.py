@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ..conditions import Topic, atoms_of
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Event, Region, Run, walk
 from ..values import Kind, Loss, Module, Params, Value, Wrap, key_of
 from .dividing import accumulates

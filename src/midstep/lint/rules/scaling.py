@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..conditions import Topic
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Event, Loop, Run, walk
 from ..values import Params, Scaler, Value, key_of
 from .dividing import accumulates
