@@ -26,13 +26,14 @@ def index() -> str:
     parts = [
         "# Defects",
         (
-            "Every way a training loop goes wrong that a tool here can name. *Error*: the training is "
-            "not what was meant, and this is shown. *Warning*: it likely is not. *Advice*: it costs "
-            "time or memory, or depends on what could not be seen; reported with `--advice` only."
+            "Every way a training loop goes wrong that a tool here can name. *Error*: the training "
+            "is not what was meant, and this is shown. *Warning*: it likely is not. *Advice*: it "
+            "costs time or memory, or depends on what could not be seen; reported with `--advice` "
+            "only."
         ),
         (
-            "A code that was given is never given again. `midstep explain CODE` prints a page of these "
-            "in the terminal."
+            "A code that was given is never given again. `midstep explain CODE` prints a page of "
+            "these in the terminal."
         ),
     ]
     for group, title in GROUPS.items():

@@ -327,9 +327,9 @@ class Expressions:
                 return owner.items[index.value]
         if isinstance(owner, Loss):
             return owner
-        if isinstance(owner, Module) and isinstance(index, Const) and type(index.value) is int:
-            if -len(owner.parts) <= index.value < len(owner.parts):
-                return owner.parts[index.value]
+        number = index.value if isinstance(index, Const) and type(index.value) is int else None
+        if isinstance(owner, Module) and number is not None and number < len(owner.parts):
+            return owner.parts[max(number, -len(owner.parts))]
         return Unknown(f"{key_of(owner)}[{text_of(node.slice)}]")
 
     def _items(self, node: ast.Tuple | ast.List | ast.Set) -> Value:

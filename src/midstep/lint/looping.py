@@ -40,18 +40,21 @@ def for_loop(reader: Reader, node: ast.For | ast.AsyncFor) -> bool:
     """
     over = reader.evaluate(node.iter)
     use_up(over)
-    if isinstance(over, Items) and 0 < len(over.items) <= MOST_UNROLLED:
-        if any(isinstance(item, Optimizer | Schedule | Items) for item in over.items):
-            for item in over.items:
-                reader.bind(node.target, item)
-                if reader.walk(node.body):
-                    break
-            return False
+    if isinstance(over, Items) and len(over.items) <= MOST_UNROLLED and _are_steppers(over):
+        for item in over.items:
+            reader.bind(node.target, item)
+            if reader.walk(node.body):
+                break
+        return False
     reader.loop_count += 1
     loop = Loop(Block(), node, reader.loop_count, over)
     _enter_loop(reader, node.body, loop.number)
     _bind_index(reader, node.target, over, loop.number)
     return _loop_body(reader, node, loop)
+
+
+def _are_steppers(over: Items) -> bool:
+    return any(isinstance(item, Optimizer | Schedule | Items) for item in over.items)
 
 
 def while_loop(reader: Reader, node: ast.While) -> bool:

@@ -85,7 +85,8 @@ def _checked(table: Mapping[str, Any], path: Path) -> Settings:
         else:
             raise SettingsError(
                 f"`{path}`: `[tool.midstep.lint]` has `{key} = {value!r}`, which is not "
-                "understood: `select`, `ignore` and `exclude` are lists of text, `advice` is true or false."
+                "understood: `select`, `ignore` and `exclude` are lists of text, and `advice` is "
+                "true or false."
             )
     return Settings(**given, folder=path.parent)
 

@@ -104,11 +104,12 @@ def _rebuilt(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -
 def _kept(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
     """`total = total + loss`."""
     right = node.value
-    if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Add) and isinstance(value, Loss):
-        if text_of(right.left) == text_of(target):
-            added = reader.evaluate(right.right)
-            if isinstance(added, Loss) and not added.detached:
-                reader.emit(Act.KEEP, node, added, by=value)
+    is_sum = isinstance(right, ast.BinOp) and isinstance(right.op, ast.Add)
+    if not is_sum or not isinstance(right, ast.BinOp) or text_of(right.left) != text_of(target):
+        return
+    added = reader.evaluate(right.right) if isinstance(value, Loss) else None
+    if isinstance(added, Loss) and not added.detached:
+        reader.emit(Act.KEEP, node, added, by=value)
 
 
 def _augmented(reader: Reader, node: ast.AugAssign) -> bool:

@@ -65,9 +65,9 @@ def _called_back(node: ast.AST) -> bool:
                 or name in {"deepcopy", "grad"}
             ):
                 return True
-        if isinstance(part, ast.Attribute) and part.attr == "grad":
-            if isinstance(part.ctx, ast.Store | ast.Del):
-                return True
+        is_grad = isinstance(part, ast.Attribute) and part.attr == "grad"
+        if is_grad and isinstance(getattr(part, "ctx", None), ast.Store | ast.Del):
+            return True
     return False
 
 

@@ -61,9 +61,9 @@ def every_microbatch(update: Update) -> Iterator[Report]:
 def _clip_after_backward(update: Update, run: Run) -> Event | None:
     backwards = positions(run, Act.BACKWARD)
     for number, event in enumerate(run.events):
-        if event.act is Act.CLIP and not event.calm and update.touches(event.subject):
-            if backwards and backwards[0] < number:
-                return event
+        is_clip = event.act is Act.CLIP and not event.calm and update.touches(event.subject)
+        if is_clip and backwards and backwards[0] < number:
+            return event
     return None
 
 

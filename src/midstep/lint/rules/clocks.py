@@ -178,14 +178,14 @@ def several_times(update: Update) -> Iterator[Report]:
         ticks = [e for e in events if e.act is Act.TICK and _is_mine(update, e)]
         if not ticks or any(event.act is Act.STEP for event in events):
             continue
-        if RANKS.search(text_of(node.node.iter) if isinstance(node.node, ast.For) else ""):
-            if not _multiplied(ticks[0].subject, node.node):
-                yield Report(
-                    "MS404",
-                    ticks[0].node,
-                    f"{at(ticks[0])} runs {_times(words_of_length)} for one step.",
-                )
-                return
+        over = text_of(node.node.iter) if isinstance(node.node, ast.For) else ""
+        if RANKS.search(over) and not _multiplied(ticks[0].subject, node.node):
+            yield Report(
+                "MS404",
+                ticks[0].node,
+                f"{at(ticks[0])} runs {_times(words_of_length)} for one step.",
+            )
+            return
     yield from _two_places(update)
 
 
