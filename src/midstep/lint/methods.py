@@ -167,6 +167,7 @@ def _item(call: Call, owner: Value) -> Value:
 
 
 def _no_sync(call: Call, owner: Value) -> Value:
+    call.reader.emit(Act.SYNC, call.node, owner)
     subject = owner
     if isinstance(owner, Accelerator) or known.is_trainer_key(key_of(owner)):
         subject = call.get(0, "model") or owner

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STATEMENTS"]
 
+SWITCHES = {"require_backward_grad_sync", "require_forward_param_sync"}
 ASKS_FINITE = re.compile(r"nan_to_num|isnan|isinf|isfinite")
 
 
@@ -54,6 +55,8 @@ def _assign(reader: Reader, node: ast.Assign) -> bool:
         else:
             _kept(reader, node, target, value)
             _rebuilt(reader, node, target, value)
+            if isinstance(target, ast.Attribute) and target.attr in SWITCHES:
+                reader.emit(Act.SYNC, node, value)
             reader.bind(target, value)
     return False
 

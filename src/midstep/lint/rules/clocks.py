@@ -194,8 +194,10 @@ def _times(length: str) -> str:
 
 
 def _multiplied(schedule: Value | None, loop: ast.AST) -> bool:
-    """Whether the length of the schedule was multiplied by the same number."""
+    """Whether the length of the schedule was, or may have been, multiplied by the same number."""
     horizon = schedule.horizon if isinstance(schedule, Schedule) else ()
+    if not horizon:
+        return True
     text = " ".join(text_of(node) for node in horizon)
     iterable = loop.iter if isinstance(loop, ast.For) else loop
     return bool(RANKS.search(text)) and bool(RANKS.search(text_of(iterable)))

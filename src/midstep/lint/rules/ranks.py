@@ -120,7 +120,7 @@ def synced_always(update: Update) -> Iterator[Report]:
         update: One optimizer in one place.
     """
     model = _replicated(update)
-    if model is None or not accumulates(update):
+    if model is None or not accumulates(update) or update.place.events(Act.SYNC):
         return
     losses = update.losses()
     if losses and not update.has_context("no_sync"):
