@@ -61,7 +61,7 @@ def test_only_commands_that_exist_are_listed(capsys: pytest.CaptureFixture[str])
     assert tiny.run("--help") == 0
     text = capsys.readouterr().out
     assert "train" in text
-    for planned in ("report", "verify", "audit", "lint", "lr-range", "compare", "plan", "replay"):
+    for planned in ("report", "verify", "audit", "lr-range", "compare", "plan", "replay"):
         assert planned not in text.split()
 
 

@@ -15,7 +15,7 @@ import typer
 from .. import __version__
 from .explain import explain
 from .failures import FINE, fail, period
-from .lint import lint
+from .lint import lint, lint_directly
 from .train import train
 
 __all__ = ["main", "run"]
@@ -28,7 +28,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(train)
-app.command()(lint)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(lint)
 app.command()(explain)
 
 
@@ -64,6 +67,8 @@ def run(arguments: Sequence[str]) -> int:
         midstep ...
         0
     """
+    if arguments[:1] == ["lint"]:
+        return lint_directly(arguments[1:])
     try:
         code = app(list(arguments), prog_name="midstep", standalone_mode=False)
     except typer.TyperException as error:
