@@ -680,3 +680,18 @@ def test_a_last_window_with_too_few_targets_may_be_dropped() -> None:
         for w in updater.windows(batches, targets=5, count=ms.targets(), drop_tail=True)
     ]
     assert found == [6]
+
+
+def test_a_streamed_run_goes_on_with_the_divisor_it_had() -> None:
+    def run(updater: ms.Updater, num_windows: int) -> None:
+        windows = updater.windows([torch.ones(3, 1)] * (2 * num_windows), size=2)
+        for window in windows:
+            for batch in window:
+                window.backward(updater.model(batch).sum(), count=10_000)
+            window.step()
+
+    model = nn.Linear(1, 1)
+    before, after = (ms.Updater(model, sgd(model)) for _ in range(2))
+    run(before, 1)
+    after.load_state_dict(before.state_dict())
+    assert after.state_dict()["divisor"] == before.state_dict()["divisor"] == 2.0**14

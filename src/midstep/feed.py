@@ -7,7 +7,7 @@ cleared, nothing ticked, its batches passed over, so that the next window is exa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -57,6 +57,16 @@ class Feed:
         self.window: Window[Any] | None = None
         self.started = 0.0
         self.divisor = 1024.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give the place in the data, and the divisor that the next streamed window starts with."""
+        return {"cursor": self.cursor.state_dict(), "divisor": self.divisor}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there; what the state does not name stays as it is."""
+        if "cursor" in state:
+            self.cursor.load_state_dict(state["cursor"])
+        self.divisor = state.get("divisor", self.divisor)
 
     def windows(
         self,

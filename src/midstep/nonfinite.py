@@ -41,9 +41,8 @@ class Raise:
 
     Attributes:
         every_microbatch: Look after each backward, for loops of one's own, whose microbatches
-        cannot
-            be run again. Costs one read of the gradients a microbatch; on an accelerator a host
-            sync.
+            cannot be run again. Costs one read of the gradients a microbatch; on an accelerator a
+            host sync.
 
     Example:
         >>> Raise().goes_on(skipped_in_a_row=0, explained=False)

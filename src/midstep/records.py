@@ -125,7 +125,8 @@ class UpdateRecord:
         parts.append("lr " + " ".join(f"{lr:.2e}" for lr in self.lr))
         if self.loss_scale != 1.0:
             parts.append(f"scale {self.loss_scale:g}")
-        parts.append(f"{self._target_words()} in {self.num_microbatches} microbatches")
+        plural = "" if self.num_microbatches == 1 else "es"
+        parts.append(f"{self._target_words()} in {self.num_microbatches} microbatch{plural}")
         parts.append(f"{_short(self.seconds)} s")
         return " | ".join(parts)
 

@@ -49,7 +49,7 @@ _UNDECIDED = Decision(clipped=False, coefficient=None)
 class Updater:
     r"""Turns microbatches into updates: exact gradient, one clip, a sound step, an honest clock.
 
-        gradient = sum over microbatches of grad(loss_sum) / denominator
+        gradient = sum over ranks and microbatches of grad(loss_sum) / denominator
 
     However a batch is cut, the gradient is the same up to rounding. What is clipped is exactly what
     the optimizer steps. A skipped update leaves no trace in weights, optimizer state, schedule,
@@ -276,7 +276,7 @@ class Updater:
             "loss_scale": self.loss_scale.state_dict(),
             "rates": self.rates.state_dict(),
             "clip": self.clip.state_dict(),
-            "cursor": self._feed.cursor.state_dict(),
+            **self._feed.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -289,8 +289,7 @@ class Updater:
         self.clock.load_state_dict(state["clock"])
         self.clip.load_state_dict(state["clip"])
         self.rates.load_state_dict(state["rates"], self.clock.step)
-        if "cursor" in state:
-            self._feed.cursor.load_state_dict(state["cursor"])
+        self._feed.load_state_dict(state)
 
     # -- the order ------------------------------------------------------------------------------
 

@@ -389,8 +389,9 @@ class Window(Generic[Batch]):
     def _misuse(self) -> WindowError:
         if self.ended:
             return WindowError(
-                "This window has ended (it was stepped, or dropped after an error or when another "
-                "began). Take the next one from `updater.windows(...)`."
+                "This window has ended: stepped, dropped after an error or when another began, or "
+                "its iterator closed, as in `next(updater.windows(...))`. Use each window inside "
+                "`for window in updater.windows(...):`."
             )
         return WindowError(
             "`window.backward()` outside the loop over the window's microbatches, or after "

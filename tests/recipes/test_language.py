@@ -98,7 +98,7 @@ def test_a_few_updates_learn_more_than_byte_frequencies_know(recipe: ms.Recipe) 
 def test_the_usual_size_is_that_of_the_default_config() -> None:
     made = usual(0)
     assert made.size == 4
-    assert made.steps == 200
+    assert made.steps == 400
     assert sum(p.numel() for p in made.model.parameters()) > 500_000
     schedule = made.schedule
     assert schedule is not None

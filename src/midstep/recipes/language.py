@@ -57,14 +57,14 @@ def language(*, seed: int, config: GPTConfig | None = None, context: int = 256) 
     corpus = language_corpus(context=context, seed=seed)
     return Recipe(
         model=model,
-        train=training_loader(corpus.train, rows=4, seed=seed),
+        train=training_loader(corpus.train, rows=2, seed=seed),
         held_out=held_out_loader(corpus.held_out, rows=16),
         loss=_loss,
         count=targets(key="labels", shift=True),
         optimizer=_optimizer,
         lr=3e-3,
         size=4,
-        steps=200,
+        steps=400,
         clip=ByGlobalNorm(1.0),
         schedule=_schedule,
         baselines={"byte frequencies": byte_frequency_baseline(corpus.train, corpus.held_out)},
