@@ -25,11 +25,16 @@ def index() -> str:
     """The list of all defects."""
     parts = [
         "# Defects",
-        "Every way a training loop goes wrong that a tool here can name. *Error*: the training is "
-        "not what was meant, and this is shown. *Warning*: it likely is not. *Advice*: it costs "
-        "time or memory, or depends on what could not be seen; reported with `--advice` only.",
-        "A code that was given is never given again. `midstep explain CODE` prints a page of these "
-        "in the terminal.",
+        (
+            "Every way a training loop goes wrong that a tool here can name. *Error*: the training "
+            "is not what was meant, and this is shown. *Warning*: it likely is not. *Advice*: it "
+            "costs time or memory, or depends on what could not be seen; reported with `--advice` "
+            "only."
+        ),
+        (
+            "A code that was given is never given again. `midstep explain CODE` prints a page of "
+            "these in the terminal."
+        ),
     ]
     for group, title in GROUPS.items():
         rows = [
@@ -53,12 +58,16 @@ def page(defect: Defect) -> str:
             f"## Why\n\n{defect.why}",
             f"## What it does to the training\n\n{defect.effect}",
             f"## What to write instead\n\n{defect.fix}",
-            f"## Bad\n\n```python\n{defect.bad}```\n\nThe marked line is the one that is "
-            f"reported.{stops}",
+            (
+                f"## Bad\n\n```python\n{defect.bad}```\n\nThe marked line is the one that is "
+                f"reported.{stops}"
+            ),
             f"## Good\n\n```python\n{defect.good}```",
             f'??? note "What stands above both"\n\n{indented(SETUP)}',
-            f"To silence it on one line, with the reason: "
-            f"`# midstep: ignore[{defect.code}] why it is right here`.",
+            (
+                f"To silence it on one line, with the reason: "
+                f"`# midstep: ignore[{defect.code}] why it is right here`."
+            ),
             "[All defects](index.md)\n",
         ]
     )

@@ -77,8 +77,7 @@ class Updater:
         check_replicas_every: After so many applied updates each, compare the weights of ranks that
             hold the same ones; None for never. Costs a read of them.
         observers: What looks at updates and adds to their records; see `midstep.observers`.
-        sinks: Called with each record, on every rank. One that fails warns once and never stops
-            the run.
+        sinks: Called with each record, on every rank. One that fails warns once, and no more.
         accumulation: How gradients are added up; see `midstep.accumulation`. None as autograd does.
         lazy: Leave verdicts on the device; the host is told one update later, so that no update
             waits (see `settle`). None does so on an accelerator where every stage can.

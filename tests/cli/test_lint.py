@@ -54,34 +54,35 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(
     (folder / "broken.py").write_text("def (", encoding="utf-8")
     assert run(["lint", "."]) == 2
     out, err = capsys.readouterr()
-    assert "bad.py:14:5: error MS109 zero-grad-missing: " in out
+    assert "bad.py:12:5: error MS109 zero-grad-missing: " in out
     assert "midstep: `broken.py`: line 1: invalid syntax.\n" in err
 
 
+@pytest.mark.usefixtures("folder")
 def test_text_names_the_place_the_evidence_the_effect_and_the_fix(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(["lint", "bad.py"])
     out, err = capsys.readouterr()
     assert re.fullmatch(
-        r"bad\.py:14:5: error MS109 zero-grad-missing: `optimizer\.step\(\)` uses gradients that are "
-        r"cleared nowhere\.\n    effect: Every update .*\n    fix: Call .*\n",
+        r"bad\.py:12:5: error MS109 zero-grad-missing: `optimizer\.step\(\)` uses gradients "
+        r"that are cleared nowhere\.\n    effect: Every update .*\n    fix: Call .*\n",
         out,
         re.DOTALL,
     )
     assert err == "midstep: 1 error. `midstep explain CODE` says more.\n"
 
 
-def test_json_holds_all_of_a_finding(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("folder")
+def test_json_holds_all_of_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     run(["lint", "bad.py", "--format", "json"])
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    expected = {"code": "MS109", "level": "error", "path": "bad.py", "line": 14, "column": 5}
+    expected = {"code": "MS109", "level": "error", "path": "bad.py", "line": 12, "column": 5}
     assert expected.items() <= finding.items()
 
 
-def test_sarif_names_the_rule_the_level_and_the_region(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("folder")
+def test_sarif_names_the_rule_the_level_and_the_region(capsys: pytest.CaptureFixture[str]) -> None:
     run(["lint", ".", "--advice", "--format", "sarif"])
     log = json.loads(capsys.readouterr().out)
     (sarif,) = log["runs"]
@@ -102,7 +103,7 @@ def test_annotations_are_one_line_each_and_escape_what_has_a_meaning(
     (folder / "a,b.py").write_text(BAD, encoding="utf-8")
     run(["lint", "a,b.py", "--format", "github"])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("::error file=a%2Cb.py,line=14,col=5,title=MS109 zero-grad-missing::")
+    assert line.startswith("::error file=a%2Cb.py,line=12,col=5,title=MS109 zero-grad-missing::")
 
 
 def test_fix_mends_the_file_and_reports_the_rest(
@@ -136,7 +137,8 @@ def test_a_comment_that_names_no_defect_is_told(
     assert "warning: `good.py:1`: `MS000` in a comment names no defect" in capsys.readouterr().err
 
 
-def test_linting_does_not_import_torch(folder: Path) -> None:
+@pytest.mark.usefixtures("folder")
+def test_linting_does_not_import_torch() -> None:
     program = (
         "import sys\nfrom midstep.cli import run\ncode = run(['lint', 'bad.py'])\n"
         "assert not {'torch', 'numpy'} & set(sys.modules)\nsys.exit(code)"

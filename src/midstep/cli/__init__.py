@@ -21,7 +21,7 @@ from .explain import explain
 from .failures import FINE, period
 from .figures import figures
 from .launch import Launch, Speaker
-from .lint import lint
+from .lint import lint, lint_directly
 from .lr_range import lr_range
 from .plan import plan
 from .report import report
@@ -48,6 +48,10 @@ app.command(context_settings=SETTINGS)(audit)
 app.command()(figures)
 app.command()(verify)
 app.command()(lint)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(lint)
 app.command()(explain)
 app.command()(report)
 app.command()(plan)
@@ -85,6 +89,8 @@ def run(arguments: Sequence[str]) -> int:
         midstep ...
         0
     """
+    if arguments[:1] == ["lint"]:
+        return lint_directly(arguments[1:])
     try:
         code = app(list(arguments), prog_name="midstep", standalone_mode=False)
     except typer.TyperException as error:
