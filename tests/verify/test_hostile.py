@@ -71,7 +71,7 @@ def test_rows_that_are_all_alike_prove_nothing() -> None:
         True,
         False,
         True,
-    ]  # any weights of equals do
+    ]
 
 
 def test_an_optimizer_that_wants_a_closure_is_refused() -> None:
