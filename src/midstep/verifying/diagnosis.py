@@ -227,7 +227,8 @@ _UNEXPLAINED = Reason(
     what="no experiment explains the difference: draws and state do not, no number on each piece "
     "does, and no layer or operation was seen at which rows meet",
     why="The figures above stand; the reason is not known.",
-    remedy="Leave out terms of the loss and parts of the model until the gap is gone.",
+    remedy="Look for hooks that change gradients in backward (clipping each microbatch, say); "
+    "leave out terms of the loss and parts of the model until the gap is gone.",
 )
 
 

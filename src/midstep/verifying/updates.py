@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..clip.norm import ByGlobalNorm
 from ..clip.rule import Attempt, Rule
 from ..gradients import Gradients
-from ..stepping import lr_of, step
+from ..stepping import check_optimizer, lr_of, step
 
 __all__ = ["NextUpdate"]
 
@@ -28,12 +28,14 @@ class NextUpdate:
         parameters: Those that have a gradient.
 
     Raises:
+        TypeError: It wants a closure.
         ValueError: The optimizer steps none of these parameters.
     """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, clip: Rule | None, parameters: Sequence[Tensor]
     ) -> None:
+        check_optimizer(optimizer)
         self._optimizer = optimizer
         self._clip = ByGlobalNorm(float("inf")) if clip is None else clip
         self._parameters = list(parameters)
