@@ -362,6 +362,7 @@ def test_a_run_that_goes_on_is_followed_without_losing_the_zoom(
         assert address.startswith("http://127.0.0.1:")
         chromium.open(address)
         chromium.ask("report.zoom(20, 60)")
+        chromium.ask("document.querySelector('#panel-norm details').open = true")
         chromium.wait("location.hash === '#20-60'")
         with log.open("a") as file:
             file.write("".join(line(update) for update in range(101, 151)))
@@ -372,6 +373,8 @@ def test_a_run_that_goes_on_is_followed_without_losing_the_zoom(
         with log.open("a") as file:  # the whole run stays the whole run
             file.write(line(151))
         chromium.wait("report.charts.get('norm').view.scale('x').domain()[1] === 151")
+        assert chromium.ask("document.querySelector('#panel-norm details').open")
+        assert "to 151" in chromium.ask("document.querySelector('#panel-norm table').textContent")
         assert chromium.messages == []
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=20)
@@ -423,7 +426,19 @@ def test_watching_waits_for_the_first_update_and_ends_when_asked(tmp_path: Path)
         process.wait()
 
 
-def test_the_page_is_the_one_of_the_command(folder: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_page_beside_the_run_here_or_where_it_is_told(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = tmp_path / "out" / "page.html"
-    assert tiny.run("report", folder, "--out", path) in (0, 1)
+    assert tiny.run("report", folder, "--out", path) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.split(maxsplit=1) == ["page", str(path)]
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    monkeypatch.chdir(tmp_path)
+    (folder / "report.html").unlink(missing_ok=True)
+    for given, place in (((folder,), folder), ((folder, folder), tmp_path)):
+        assert tiny.run("report", *given) == 0
+        assert (place / "report.html").is_file()

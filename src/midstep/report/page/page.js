@@ -200,6 +200,17 @@ async function begin() {
   document.documentElement.dataset.drawn = String(charts.size);
   if (WATCHING !== null) watch();
 }
+// What a chart says in words and figures, without closing what somebody has opened.
+function refreshWords(data, frames) {
+  const fresh = document.createElement("template");
+  fresh.innerHTML = frames;
+  for (const {id, label} of data.panels) {
+    document.querySelector(`[data-panel="${id}"]`).setAttribute("aria-label", label);
+    const [now, then] = [document, fresh.content].map(of => of.querySelector(`#panel-${id} .scroll`));
+    if (now && then) now.innerHTML = then.innerHTML;
+  }
+}
+
 // While the run goes on: draw what is new in place. Zoom, colours and place on the page stay.
 async function refresh(answer) {
   const {key, data, parts} = await answer.json();
@@ -215,6 +226,7 @@ async function refresh(answer) {
       const chart = charts.get(panel.id);
       if (chart) chart.panel = panel;
     }
+    refreshWords(data, parts.panels);
     await zoom(shown.lo, shown.hi);
   } else {
     charts.forEach(({view}) => view.finalize());
