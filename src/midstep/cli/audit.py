@@ -117,6 +117,9 @@ def _run(
         from ..auditing.gathering import Folder, watch_children
         from ..auditing.recorder.watching import watch
 
+        # What was imported stays; nobody need look through it again.
+        gc.freeze()
+
     folder = Folder()
     with (
         watch(own=program.own, max_updates=windows, find_optimizers=False) as recorder,
@@ -128,6 +131,7 @@ def _run(
     folder.write(recording, f"rank{folder.local_rank}")
     if not folder.reports:
         return ending.code
+    gc.unfreeze()
     with _uncollected():
         from ..auditing.context import judge
 

@@ -45,6 +45,7 @@ def watch(
         A context that gives the recorder.
 
     Example:
+        >>> import torch
         >>> model = torch.nn.Linear(2, 1)
         >>> with watch() as recorder:
         ...     model(torch.ones(3, 2)).mean().backward()
