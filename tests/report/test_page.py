@@ -438,7 +438,6 @@ def test_the_command_writes_the_page_beside_the_run_here_or_where_it_is_told(
     assert last.split(maxsplit=1) == ["page", str(path)]
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
     monkeypatch.chdir(tmp_path)
-    (folder / "report.html").unlink(missing_ok=True)
-    for given, place in (((folder,), folder), ((folder, folder), tmp_path)):
-        assert tiny.run("report", *given) == 0
+    for runs, place in (((folder,), folder), ((folder, folder), tmp_path)):
+        assert tiny.run("report", *runs) == 0
         assert (place / "report.html").is_file()

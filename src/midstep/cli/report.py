@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,10 +120,9 @@ def _write(runs: Sequence[Run], path: Path, *, quietly: bool) -> None:
         typer.echo(f"{'page':20}{path}")
 
 
-def _watch(paths: Sequence[Path], read: object, port: int) -> int:
+def _watch(paths: Sequence[Path], read: Callable[[], list[Run]], port: int) -> int:
     from ..report.page import serving
 
-    assert callable(read)
     stop = Stop()
     with stop.listening():
         _wait_for_updates(paths, stop)
