@@ -26,6 +26,7 @@ def plan(  # noqa: PLR0917 - an option of the command is an argument here
     rows: asked.Rows = None,
     targets: asked.Targets = None,
     check: asked.Check = False,
+    time: asked.Timed = False,
     recompute: asked.RecomputeToo = False,
     picture: asked.Picture = None,
     all_ways: asked.EveryWay = False,
@@ -48,7 +49,7 @@ def plan(  # noqa: PLR0917 - an option of the command is an argument here
     """
     trained = Trained(params, trainable, lora, adapt)
     kept = Kept(optimizer, dtype, frozen_dtype, grad_dtype, state_dtype, master)
-    update = Update(recipe, rows, targets, check, recompute, picture, all_ways)
+    update = Update(recipe, rows, targets, check, time, recompute, picture, all_ways)
     device = Device(budget, headroom, ranks, sharded, defer)
     change = Change(new_batch, batch, lr, decay, updates)
     return attempt(

@@ -38,6 +38,7 @@ __all__ = [
     "Rows",
     "StateDtype",
     "Targets",
+    "Timed",
     "Trainable",
     "WeightDtype",
 ]
@@ -150,6 +151,15 @@ Check: TypeAlias = Annotated[
     typer.Option(
         "--check",
         help="Run the best way and print predicted against measured. Default: no.",
+        rich_help_panel=_UPDATE,
+    ),
+]
+Timed: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--time",
+        help="Run the recipe's model at two sizes for each precision and recompute, and rank by "
+        "what they took. Default: no, by operations.",
         rich_help_panel=_UPDATE,
     ),
 ]

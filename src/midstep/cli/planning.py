@@ -58,6 +58,7 @@ class Update(NamedTuple):
     rows: int | None
     targets: int | None
     check: bool
+    time: bool
     recompute: bool
     picture: Path | None
     all_ways: bool
@@ -178,7 +179,7 @@ def _print_advice(change: Change, form: Format) -> int:
 def _refuse_with_params(update: Update) -> None:
     typed = [
         f"`--{name}`"
-        for name in ("rows", "targets", "check", "recompute", "picture")
+        for name in ("rows", "targets", "check", "time", "recompute", "picture")
         if getattr(update, name)
     ]
     if typed:
@@ -274,6 +275,7 @@ def _print_ways(recipe: Recipe, update: Update, device: Device, form: Format) ->
         headroom=device.headroom,
         num_ranks=device.ranks,
         sharded=device.sharded,
+        timed=update.time,
     )
     checked = None
     if update.check and found.best is not None:

@@ -25,6 +25,7 @@ from ..precision import BF16, FP32, Precision
 from ..recomputing import repeated_blocks
 from .recipes import leading_count
 from .result import Plan
+from .timer import Timer
 from .trace import Loss, held_by
 from .tracer import Tracer
 from .twin import fake_twin
@@ -52,12 +53,13 @@ def plan(
     num_ranks: int = 1,
     sharded: Sharded = Sharded.NOTHING,
     exactly: bool = False,
+    timed: bool = False,
 ) -> Plan:
     """Find ways to reach a target of rows or targets an update, and what each holds and costs.
 
-    Nothing is computed and no memory is taken: the model is traced on fake tensors, so one of
-    seven billion parameters is planned on a laptop. Give a function to make such a model at all.
-    The way that is chosen can be run and measured: `plan.check(...)`.
+    Nothing is computed and no memory is taken, unless it is `timed`: the model is traced on fake
+    tensors, so one of seven billion parameters is planned on a laptop. Give a function to make such
+    a model at all. The way that is chosen can be run and measured: `found.check(...)`.
 
     Args:
         model: The model, which is left alone; or a function that makes it.
@@ -78,10 +80,13 @@ def plan(
         sharded: What is cut over them.
         exactly: Trace each way at its own size. Otherwise the best few are, and the others, read
             between the smallest and the largest size, are upper bounds.
+        timed: Run the model for real, at two sizes for each precision and recompute, and rank by
+            what they took instead of by operations. It must be a model, and fit in `batch`.
 
     Raises:
         ValueError: Not exactly one of `rows` and `targets`, one of them is below 1, or `targets`
             without `count`.
+        TypeError: `timed` without a model that can be run.
 
     Example:
         >>> import torch
@@ -107,7 +112,8 @@ def plan(
     settings = itertools.product(
         _precisions(precisions, twin.model), _every(every, twin.model), sizes, layout.deferrals()
     )
-    found = [_way(tracer, twin.model, room, *setting) for setting in settings]
+    timer = _timer(model, batch, loss, [size for size, _ in sizes]) if timed else None
+    found = [_way(tracer, timer, room, *setting) for setting in settings]
     ways = tracer.exactly(found, room, few=len(found) if exactly else 3)
     return Plan(
         rows=wanted,
@@ -122,7 +128,7 @@ def plan(
 
 def _way(  # noqa: PLR0917 - what comes after the room is one setting
     tracer: Tracer,
-    model: nn.Module,
+    timer: Timer | None,
     room: int | None,
     precision: Precision,
     every: int,
@@ -131,6 +137,10 @@ def _way(  # noqa: PLR0917 - what comes after the room is one setting
 ) -> Way:
     rows, pieces = size
     peak = tracer.peak(precision, every, rows, pieces, defers=defers)
+    if timer is None:
+        time = tracer.relative_flops(every)
+    else:
+        time = timer.relative(precision, every, rows, pieces)
     return Way(
         rows=rows,
         num_microbatches=pieces,
@@ -138,10 +148,22 @@ def _way(  # noqa: PLR0917 - what comes after the room is one setting
         every=every,
         defers=defers,
         peak_bytes=peak,
-        relative_time=tracer.relative_flops(every),
+        relative_time=time,
+        is_timed=timer is not None,
         fits=room is None or peak <= room,
-        inexact=_inexact(model, precision, rows, pieces),
+        inexact=_inexact(tracer.model, precision, rows, pieces),
     )
+
+
+def _timer(
+    model: nn.Module | Callable[[], nn.Module], batch: Any, loss: Loss, sizes: Sequence[int]
+) -> Timer:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`plan({model!r}, timed=True)`: a function makes a model without memory, which cannot "
+            "be run. Pass the model, or leave `timed` out."
+        )
+    return Timer(model, batch, loss, sizes)
 
 
 def _rows_wanted(rows: int | None, targets: int | None, count: Count | None, batch: Any) -> int:

@@ -152,7 +152,8 @@ class Plan:
         lines += ["", _HEADER]
         lines += [_row(position, way) for position, way in enumerate(self.ways[:few], start=1)]
         num_fit = sum(way.fits for way in self.ways)
-        lines += ["", f"{num_fit} of {len(self.ways)} ways fit. {_NOTE}"]
+        note = _TIMED if any(way.is_timed for way in self.ways) else _COUNTED
+        lines += ["", f"{num_fit} of {len(self.ways)} ways fit. {note}"]
         return "\n".join(lines)
 
 
@@ -160,7 +161,8 @@ _HEADER = (
     f"{'':3} {'rows':>5} {'pieces':>6} {'precision':>9} {'recompute':>9} {'rounds':>6} "
     f"{'peak':>26} {'time':>6}  why"
 )
-_NOTE = (
+_TIMED = "Time was measured at two sizes for each precision and recompute, on this machine."
+_COUNTED = (
     "Time is counted in operations: a smaller microbatch keeps a device less busy, and 16 bits are "
     "faster where there is hardware for them."
 )

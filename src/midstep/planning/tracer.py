@@ -26,12 +26,14 @@ class Tracer:
 
     Attributes:
         held: As given.
+        model: The twin's.
     """
 
     def __init__(
         self, twin: Twin, loss: Loss, sizes: Sequence[int], layout: Layout, held: Held
     ) -> None:
         self.held = held
+        self.model = twin.model
         self._twin = twin
         self._loss = loss
         self._layout = layout

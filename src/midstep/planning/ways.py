@@ -66,7 +66,9 @@ class Way:
         every: Blocks that are recomputed together; 0 for none.
         defers: Whether ranks add up once a window, or after each microbatch.
         peak_bytes: Predicted, on one rank: state, gradients and the most beyond them.
-        relative_time: Of an update, by operations, over one without recompute.
+        relative_time: Of an update, by operations, over one without recompute; where it was timed,
+            over one of a single piece, in float32 and without recompute.
+        is_timed: Whether it was timed.
         is_bound: Whether the peak is an upper bound, read between two sizes that were traced.
         fits: Whether the peak and the headroom are within the budget.
         inexact: In what its gradient is not that of the full batch in float32; empty where it is,
@@ -81,6 +83,7 @@ class Way:
     defers: bool = True
     peak_bytes: int
     relative_time: float
+    is_timed: bool = False
     is_bound: bool = True
     fits: bool = True
     inexact: str = ""
