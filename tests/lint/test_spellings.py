@@ -218,7 +218,8 @@ def masked_mean(values, mask):
     return (values * mask).sum() / mask.sum()
 def train(model, loader, optimizer, accumulation_steps):
     for i, batch in enumerate(loader):
-        per_token = F.cross_entropy(model(batch["ids"]).transpose(1, 2), batch["labels"], reduction="none")
+        logits = model(batch["ids"]).transpose(1, 2)
+        per_token = F.cross_entropy(logits, batch["labels"], reduction="none")
         loss = masked_mean(per_token, batch["mask"]) / accumulation_steps
         loss.backward()
         if (i + 1) % accumulation_steps == 0:
@@ -364,13 +365,14 @@ def train(model, loader, optimizer, writer):
         optimizer.zero_grad()
         model(x).mean().backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        total_norm = torch.norm(torch.stack([p.grad.detach().norm(2) for p in model.parameters()]), 2)
+        norms = [p.grad.detach().norm(2) for p in model.parameters()]
+        total_norm = torch.norm(torch.stack(norms), 2)
         writer.add_scalar("grad_norm", total_norm, i)
         optimizer.step()
 """,
     "MS706 sched": """
 def save(model, optimizer, epoch, path):
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, path)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
 def main(model, loader, args):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
