@@ -139,8 +139,6 @@ def on_skipped_step(update: Update) -> Iterator[Report]:
     """
     found: Event | None = None
     for run in update.runs:
-        if any(atom.topic is Topic.STEPPED for atom in run.answer):
-            return
         ticks = _ticks(update, run)
         if _refuses(run) and not ticks:
             return
