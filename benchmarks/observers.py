@@ -38,17 +38,20 @@ class Difference(Observer):
     watches_microbatches = True
 
     def begin(self, subject: Subject, window: OpenWindow, started: float) -> None:
+        """Begin with no gradient."""
         self._parameters = subject.parameters
         self._copies = [torch.zeros_like(p) for p in subject.parameters]
         self._norms: list[float] = []
 
     def after_backward(self, index: int) -> None:
+        """Take what was there before from what is there now."""
         grads = [p.grad for p in self._parameters]
         torch._foreach_sub_(self._copies, grads)
         self._norms.append(math.hypot(*tensor_norms(self._copies)))
         torch._foreach_copy_(self._copies, grads)
 
     def read(self) -> list[Reading]:
+        """Give the norms."""
         return [Reading(self._norms, lambda norms: {"microbatch_grad_norms": norms})]
 
 

@@ -9,7 +9,7 @@ import torch
 
 import midstep as ms
 from midstep.observers import Microbatches, NoiseScale
-from midstep.observers.estimate import NoiseEstimate, ratio_interval, student_quantile
+from midstep.observers.estimate import NoiseEstimate, _Sums, ratio_interval, student_quantile
 
 # A gradient of 20 entries: its mean G, and the standard deviation of each entry of one target.
 MEAN = np.linspace(-0.3, 0.5, 20)
@@ -30,25 +30,36 @@ def window(generator: np.random.Generator) -> tuple[float, float, float, int]:
 def test_microbatches_of_unequal_size_give_an_estimate_without_bias() -> None:
     generator = np.random.default_rng(0)
     estimate = NoiseEstimate(10**9)  # all windows count alike
-    for _ in range(20_000):
+    for _ in range(10_000):
         assert estimate.add(*window(generator))
     fields = estimate.fields()
-    assert fields["noise_scale"] == pytest.approx(TRUE, rel=0.02)
+    assert fields["noise_scale"] == pytest.approx(TRUE, rel=0.03)
     assert fields["noise_scale_low"] < TRUE < fields["noise_scale_high"]
-    assert fields["noise_scale_high"] < 1.05 * TRUE
+    assert fields["noise_scale_high"] < 1.1 * TRUE
 
 
 @pytest.mark.parametrize("num_windows", [6, 60])
 def test_the_interval_holds_the_truth_in_95_of_100_runs(num_windows: int) -> None:
     generator = np.random.default_rng(1)
     held = 0
-    for _ in range(400):
+    for _ in range(300):
         estimate = NoiseEstimate(30)
         for _ in range(num_windows):
             estimate.add(*window(generator))
         fields = estimate.fields()
         held += fields["noise_scale_low"] <= TRUE <= fields["noise_scale_high"]
-    assert 0.92 < held / 400 <= 0.99
+    assert 0.92 < held / 300 <= 0.99
+
+
+def test_the_scatter_of_averages_is_that_of_the_textbook() -> None:
+    generator = np.random.default_rng(4)
+    pairs = generator.normal(size=(40, 2)) @ np.array([[1.0, 0.5], [0.0, 2.0]])
+    sums = _Sums()
+    for x, y in pairs:
+        sums.add(float(x), float(y), 1.0)
+    wanted = np.cov(pairs.T, ddof=1) / 40
+    assert sums.covariance_of_means() == pytest.approx(wanted[[0, 0, 1], [0, 1, 1]])
+    assert sums.num_effective == pytest.approx(40)
 
 
 def test_where_the_gradient_drowns_in_noise_the_interval_has_no_end() -> None:

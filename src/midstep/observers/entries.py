@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..gradients import Gradients
+from .measures import wide
 from .observer import Numbers, Observer, OpenWindow, Reading, Subject
 from .parts import Parts, refuse_mixed_owners
-from .tap import wide
 
 __all__ = ["Entries"]
 

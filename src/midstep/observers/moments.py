@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..gradients import Gradients
+from .measures import norms_of, root, squared, wide
 from .observer import Observer, OpenWindow, Reading, Subject
-from .parts import Parts, norms_of, refuse_mixed_owners, root, squared
-from .tap import wide
+from .parts import Parts, refuse_mixed_owners
 
 __all__ = ["Moments"]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..gradients import Gradients
 from .estimate import NoiseEstimate
+from .measures import wide
 from .microbatches import refuse_sharded
 from .observer import Observer, OpenWindow, Reading, Subject
-from .tap import wide
 
 __all__ = ["NoiseScale"]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..gradients import tensor_norms
+from .measures import wide
 from .observer import Reading, Subject
-from .tap import wide
 
-__all__ = ["Parts", "norms_of", "refuse_mixed_owners", "root", "squared", "wide"]
+__all__ = ["Parts", "refuse_mixed_owners"]
 
 
 class Parts:
@@ -96,35 +94,7 @@ def refuse_mixed_owners(subject: Subject, name: str) -> None:
         )
 
 
-def norms_of(tensors: Sequence[Tensor]) -> list[float] | Tensor:
-    """Measure the L2 norm of each tensor, at any magnitude, and wait for no accelerator.
-
-    Returns:
-        Numbers where all tensors are in host memory, else a float64 tensor on the device of the
-        first.
-    """
-    if all(t.is_cpu for t in tensors):
-        return tensor_norms(tensors)
-    device = next(t.device for t in tensors if not t.is_cpu)
-    real = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
-    dtype = wide(device)
-    if all(t.device == device for t in real):
-        return torch.stack(torch._foreach_norm(real, 2.0, dtype=dtype))
-    each = [torch._foreach_norm([t], 2.0, dtype=dtype)[0] for t in real]
-    return torch.stack([norm.to(device) for norm in each])
-
-
-def squared(norms: Sequence[float] | Tensor) -> Sequence[float] | Tensor:
-    """Square each norm, where it lies."""
-    return norms.square() if isinstance(norms, Tensor) else [norm * norm for norm in norms]
-
-
 def _on(column: Sequence[float] | Tensor, device: torch.device) -> Tensor:
     if isinstance(column, Tensor):
         return column.to(device)
     return torch.tensor(column, dtype=wide(device)).to(device, non_blocking=True)
-
-
-def root(square: float) -> float:
-    """The square root of a sum of squares that rounding may have left below 0."""
-    return math.sqrt(square) if square > 0 or math.isnan(square) else 0.0

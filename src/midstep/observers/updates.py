@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..gradients import Gradients
+from .measures import norms_of, root, squared
 from .observer import Observer, OpenWindow, Reading, Subject
-from .parts import Parts, norms_of, refuse_mixed_owners, root, squared
+from .parts import Parts, refuse_mixed_owners
 
 __all__ = ["Updates"]
 

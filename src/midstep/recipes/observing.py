@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ..observers import (
     Entries,
     GradNorms,
@@ -19,7 +21,7 @@ __all__ = ["default_observers", "every_observer"]
 
 def default_observers() -> list[Observer]:
     """Give those that cost less than a hundredth of an update of a small model."""
-    return [Stages(), Memory(every=10), GradNorms(every=10), Updates(every=10)]
+    return [Stages(), *_memory(every=10), GradNorms(every=10), Updates(every=10)]
 
 
 def every_observer(*, unit: str = "targets") -> list[Observer]:
@@ -30,7 +32,7 @@ def every_observer(*, unit: str = "targets") -> list[Observer]:
     """
     return [
         Stages(),
-        Memory(),
+        *_memory(every=1),
         GradNorms(),
         Entries(),
         Updates(),
@@ -38,3 +40,8 @@ def every_observer(*, unit: str = "targets") -> list[Observer]:
         Microbatches(),
         NoiseScale(unit=unit),
     ]
+
+
+def _memory(*, every: int) -> list[Observer]:
+    """Windows does not tell what a process has resident."""
+    return [] if sys.platform == "win32" else [Memory(every=every)]
