@@ -219,6 +219,19 @@ def test_the_loss_scale_moves_on_the_device_as_it_does_on_the_host(
     assert ends[0] == ends[1]
 
 
+def test_a_window_is_scaled_by_what_its_record_says() -> None:
+    """Also where the update before it overflowed and the host does not know yet."""
+    precision = ms.FP16(init_scale=1024.0, growth_interval=2)
+    updater = updater_of("SGD", precision=precision, nonfinite=ms.Skip(), lazy=True)
+    data = [batch for window in windows_of(1, 2) for batch in window]
+    used, records = [], []
+    for window in updater.windows(data, size=3, count=num_targets):
+        used.append(window.scale)
+        records.append(updater.update(window, loss_sum))
+    assert [float(scale) for scale in used] == [r.loss_scale for r in records]
+    assert len(set(map(float, used))) > 2
+
+
 def test_the_gradient_after_an_update_is_the_true_clipped_one() -> None:
     updater = updater_of(lazy=True, clip=ms.ByGlobalNorm(0.1))
     run(updater, windows_of(number=2))

@@ -173,6 +173,28 @@ def test_what_a_caller_asks_autograd_for_is_handed_out_and_not_added() -> None:
     assert both(double, loss=loss) < 1e-13
 
 
+def test_what_is_asked_for_inside_a_backward_is_handed_out_and_not_added() -> None:
+    class Asks(torch.autograd.Function):
+        """Its backward takes the gradients of another loss, of the same weights."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, model: nn.Module, ids: Tensor) -> Tensor:
+            ctx.model, ctx.ids = model, ids
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            with torch.enable_grad():
+                inner = loss_sum(ctx.model, ctx.ids)
+            found = torch.autograd.grad(inner, list(ctx.model.parameters()))
+            return grads[0] * (1.0 + sum(g.abs().sum() for g in found)), None, None
+
+    def loss(model: nn.Module, ids: Tensor) -> Tensor:
+        return Asks.apply(loss_sum(model, ids), model, ids)  # type: ignore[no-untyped-call]
+
+    assert both(double, loss=loss) < 1e-11
+
+
 def test_a_function_transform_sees_the_plain_module() -> None:
     model = Words(tied=False)
     Fused(ALL).attach(model, torch.optim.SGD(model.parameters(), lr=0.0), None)
