@@ -428,3 +428,21 @@ def test_a_rule_of_ones_own_may_decide_on_the_device() -> None:
     updater = updater_of(lazy=True, clip=rule)
     (record,) = run(updater, windows_of(number=1))
     assert record.clip_coefficient == 0.5
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", [ms.FP32(), ms.FP16()], ids=repr)
+def test_on_a_gpu_lazy_is_the_default_and_waits_for_nothing(precision: Any) -> None:
+    model = classifier(torch.float32).cuda()
+    optimizer = OPTIMIZERS["AdamW"](model)
+    updater = ms.Updater(model, optimizer, clip=ms.ByGlobalNorm(0.5), precision=precision)
+    data = [[(x.cuda(), y.cuda()) for x, y in window] for window in windows_of()]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        records = [updater.update(window, loss_sum, count=lambda _: 3) for window in data]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert isinstance(records[-1], UnreadRecord)
+    assert records[-1].step == len(data)

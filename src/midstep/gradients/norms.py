@@ -27,6 +27,8 @@ _BLOCK = 2**20
 _HALF = (torch.float16, torch.bfloat16)
 # So many entries are added in float64 at once, which takes less time than two calls.
 _SHORT = 2**14
+# Far above what the squares of 10^11 entries can lose.
+_SURELY_SAFE = 1e-9
 # The least square of an entry that is not rounded away, by the dtype it is added in.
 _TINY = {
     torch.float64: torch.finfo(torch.float64).tiny,
@@ -212,7 +214,7 @@ def _careful_norm(tensor: Tensor, p: float) -> float:
 
 def _is_safe(norm: float, tensor: Tensor, p: float) -> bool:
     """Whether no square can have overflowed or vanished, so that the first read stands."""
-    if p != 2.0:
+    if p != 2.0 or _SURELY_SAFE < norm < math.inf:
         return True
     # An entry below sqrt(tiny) loses its square, which is at most `tiny`; all of them together are
     # harmless when they are 1e-8 of the sum.
