@@ -233,10 +233,11 @@ def test_blocks_that_are_skipped_now_and_then_do_not_matter() -> None:
 def test_an_argument_changed_in_place_afterwards_is_an_error_and_no_wrong_gradient() -> None:
     class Careless(Stack):
         def forward(self, x: Tensor) -> Tensor:
-            x, mask = self.first(x), torch.ones(8, dtype=x.dtype)
-            for layer in self.layers:
+            x = self.first(x)
+            masks = [torch.ones(8, dtype=x.dtype) for _ in self.layers]
+            for layer, mask in zip(self.layers, masks, strict=True):
                 x = layer(x, mask=mask)
-            mask.mul_(2.0)
+            masks[1].mul_(2.0)  # of the second block of a run: the first one's torch looks after
             y: Tensor = self.last(x)
             return y
 
@@ -244,7 +245,7 @@ def test_an_argument_changed_in_place_afterwards_is_an_error_and_no_wrong_gradie
     model = Careless(4).double()
     with (
         recompute(model, every=2),
-        pytest.raises(RuntimeError, match=r"modified by an inplace|changed in place"),
+        pytest.raises(RuntimeError, match="changed in place"),
     ):
         run(model, rows())
 
