@@ -31,7 +31,7 @@ def test_without_a_file_nothing_is_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ('selekt = ["MS1"]', "`selekt = "),
+        ('choose = ["MS1"]', "`choose = "),
         ('select = "MS1"', "`select = 'MS1'`"),
         ("ignore = [1]", "`ignore = "),
         ("advice = 1", "`advice = 1`"),

@@ -94,3 +94,9 @@ def test_a_comment_that_stands_alone_speaks_of_the_next_line_of_code() -> None:
 def test_a_comment_that_names_no_defect_is_told() -> None:
     source = Source("a.py", "x = 1  # midstep: ignore[MS999, MS101]\ny = 's: midstep: ignore[]'\n")
     assert source.suppressions.unknown() == [(1, "MS999")]
+
+
+def test_code_that_is_nested_too_deeply_is_told() -> None:
+    deep = "x = " + "+".join("y" for _ in range(5000)) + "\nz.backward()\n"
+    with pytest.raises(UnreadableFile, match=r"nested too deeply|cannot be parsed"):
+        lint(Source("deep.py", deep))

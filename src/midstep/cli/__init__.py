@@ -16,7 +16,7 @@ from .. import __version__
 from .audit import SETTINGS, audit
 from .explain import explain
 from .failures import FINE, fail, period
-from .lint import lint
+from .lint import lint, lint_directly
 from .train import train
 
 __all__ = ["main", "run"]
@@ -31,6 +31,10 @@ app = typer.Typer(
 app.command()(train)
 app.command(context_settings=SETTINGS)(audit)
 app.command()(lint)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    add_help_option=False,
+)(lint)
 app.command()(explain)
 
 
@@ -66,6 +70,8 @@ def run(arguments: Sequence[str]) -> int:
         midstep ...
         0
     """
+    if arguments[:1] == ["lint"]:
+        return lint_directly(arguments[1:])
     try:
         code = app(list(arguments), prog_name="midstep", standalone_mode=False)
     except typer.TyperException as error:

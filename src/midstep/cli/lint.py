@@ -2,69 +2,97 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from .. import __version__
 from ..findings import Finding, Format, Selection, exit_code, render
-from .failures import FAILED, attempt, fail
+from .failures import FAILED, attempt, fail, period
 
 if TYPE_CHECKING:
     from ..lint import Source
     from ..lint.settings import Settings
 
-__all__ = ["lint"]
-
-Paths = Annotated[list[Path], typer.Argument(help="Files, notebooks and folders.", metavar="PATHS")]
-Select = Annotated[
-    list[str] | None,
-    typer.Option(help="Report these only: a code, the start of one, or a name.", metavar="CODE"),
-]
-Ignore = Annotated[
-    list[str] | None, typer.Option(help="Leave these out; wins over --select.", metavar="CODE")
-]
-Advice = Annotated[bool, typer.Option("--advice", help="Report advice, too, and fail for it.")]
-Fix = Annotated[bool, typer.Option("--fix", help="Mend in place what can be mended safely.")]
-Style = Annotated[Format, typer.Option("--format", help="How findings are written.")]
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error came from.")]
+__all__ = ["lint", "lint_directly"]
 
 
-def lint(
-    paths: Paths,
-    select: Select = None,
-    ignore: Ignore = None,
-    advice: Advice = False,
-    fix: Fix = False,
-    style: Style = Format.TEXT,
-    traceback: Traceback = False,
-) -> int:
-    """Find defects of training loops in their text, without running anything.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{period(message[:1].upper() + message[1:])} See `midstep lint --help`.")
 
-    Exit codes: 0 nothing found, 1 something was, 2 a file could not be read. A comment silences a
-    finding on its line: `# midstep: ignore[MS104] every pass has full windows`.
+
+def lint(arguments: typer.Context) -> int:
+    """Find defects of training loops in their text, without running anything."""
+    return lint_directly(arguments.args)
+
+
+def lint_directly(arguments: Sequence[str]) -> int:
+    """Run the command without typer, which loads pydantic: that takes longer than most linting.
+
+    Args:
+        arguments: What follows `midstep lint`.
+
+    Returns:
+        The exit code.
     """
 
     def action() -> int:
-        from ..lint.settings import settings_for
+        return _lint(_parser().parse_args(list(arguments)))
 
-        settings = settings_for(paths[0] if paths[0].is_dir() else paths[0].parent)
-        selection = Selection(
-            _codes(select) or settings.select,
-            _codes(ignore) or settings.ignore,
-            advice=advice or settings.advice,
-        )
-        findings, failed = _look(paths, settings, fix=fix)
-        reported = selection.of(findings)
-        typer.echo(render(reported, style, tool="lint", version=__version__), nl=False)
-        if style is Format.TEXT and reported:
-            _total(reported)
-        return FAILED if failed else exit_code(reported)
+    return attempt(action, traceback="--traceback" in arguments)
 
-    return attempt(action, traceback=traceback)
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="midstep lint",
+        allow_abbrev=False,
+        description="Find defects of training loops in their text, without running anything.",
+        epilog="Exit codes: 0 nothing found, 1 something was, 2 a file could not be read. A "
+        "comment silences a finding on its line: `# midstep: ignore[MS104] windows are full`.",
+    )
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="PATHS", help="files, notebooks and folders")
+    add(
+        "--select",
+        action="append",
+        metavar="CODE",
+        help="report these only: a code, the start of one, or a name",
+    )
+    add("--ignore", action="append", metavar="CODE", help="leave these out; wins over --select")
+    add("--advice", action="store_true", help="report advice, too, and fail for it")
+    add("--fix", action="store_true", help="mend in place what can be mended safely")
+    add(
+        "--format",
+        dest="style",
+        choices=[str(style) for style in Format],
+        default=str(Format.TEXT),
+        help="how findings are written (default: text)",
+    )
+    add("--traceback", action="store_true", help="show where an error came from")
+    return parser
+
+
+def _lint(given: argparse.Namespace) -> int:
+    from ..lint.settings import settings_for
+
+    first: Path = given.paths[0]
+    settings = settings_for(first if first.is_dir() else first.parent)
+    selection = Selection(
+        _codes(given.select) or settings.select,
+        _codes(given.ignore) or settings.ignore,
+        advice=given.advice or settings.advice,
+    )
+    findings, failed = _look(given.paths, settings, fix=given.fix)
+    reported, style = selection.of(findings), Format(given.style)
+    sys.stdout.write(render(reported, style, tool="lint", version=__version__))
+    if style is Format.TEXT and reported:
+        _total(reported)
+    return FAILED if failed else exit_code(reported)
 
 
 def _codes(given: Sequence[str] | None) -> tuple[str, ...]:
@@ -112,8 +140,8 @@ def _mended(path: Path) -> Source | None:
 def _total(findings: Sequence[Finding]) -> None:
     levels = [str(finding.level) for finding in findings]
     counts = [
-        f"{levels.count(level)} {level}{'s' if levels.count(level) != 1 and level != 'advice' else ''}"
-        for level in ("error", "warning", "advice")
+        f"{levels.count(level)} {level if levels.count(level) == 1 else plural}"
+        for level, plural in (("error", "errors"), ("warning", "warnings"), ("advice", "advice"))
         if level in levels
     ]
     sys.stderr.write(f"midstep: {', '.join(counts)}. `midstep explain CODE` says more.\n")

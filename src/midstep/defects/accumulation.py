@@ -110,8 +110,8 @@ for i, (x, y) in enumerate(loader):
         level=Level.WARNING,
         why="The condition that ends a window also fires on the last batch, while every loss is "
         "divided by k, the length of a full window.",
-        effect="The last update of each pass has k / n of its gradient missing: with one "
-        "microbatch left of eight it is an eighth of the right one.",
+        effect="The last update of each pass has n / k of its gradient, n being what is left: with "
+        "one microbatch of eight it is an eighth of the right one.",
         fix="Divide by the number of microbatches that the window really has.",
         bad="""\
 k = 4

@@ -82,7 +82,7 @@ def divided(left: Value, right: Value, node: ast.expr) -> Value:
         right: The divisor.
         node: The expression.
     """
-    if isinstance(left, Const) and left.value in {1}:
+    if isinstance(left, Const) and left.value == 1:
         return Inverse(right)
     if isinstance(left, Scaled):
         return Scaled(divided(left.loss, right, node), left.scaler)

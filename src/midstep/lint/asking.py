@@ -148,7 +148,7 @@ def _inner_of(node: ast.Call) -> ast.expr | None:
     inner = node.args[0]
     if isinstance(inner, ast.GeneratorExp | ast.ListComp):
         inner = inner.elt
-        while _last_name(inner) in {"item"} and isinstance(inner, ast.Call):
+        while _last_name(inner) == "item" and isinstance(inner, ast.Call):
             assert isinstance(inner.func, ast.Attribute)
             inner = inner.func.value
         return inner if _asks_finite(inner) else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 
 from . import known
+from .builtin import BUILTINS
+from .call import Call, use_up
 from .evaluator import Evaluator, text_of
 from .trace import Act
 from .values import (
@@ -15,46 +16,20 @@ from .values import (
     Criterion,
     Instance,
     Items,
-    Iterator,
     Kind,
-    Length,
     Loss,
     Module,
     Optimizer,
     Params,
     Scaler,
     Schedule,
-    Torch,
     Unknown,
     Value,
-    WindowSum,
     Wrap,
     key_of,
-    thing,
 )
 
-__all__ = ["Call", "call_outside", "clip", "loss_of", "opaque", "params_of"]
-
-
-@thing
-class Call:
-    """One call: where, with what."""
-
-    reader: Evaluator
-    node: ast.Call
-    args: list[Value]
-    named: dict[str, Value]
-
-    def get(self, position: int, name: str) -> Value | None:
-        """An argument by its place or its name."""
-        if position < len(self.args):
-            return self.args[position]
-        return self.named.get(name)
-
-    def flag(self, name: str, default: object = None) -> object:
-        """A named argument that is written out."""
-        value = self.named.get(name)
-        return value.value if isinstance(value, Const) else default
+__all__ = ["call_outside", "clip", "loss_of", "opaque", "params_of"]
 
 
 def call_outside(call: Call, name: str) -> Value:
@@ -126,19 +101,6 @@ def params_of(reader: Evaluator, value: Value | None) -> Value:
             modules = tuple(module for item in several for module in item.modules)
             return Params(modules, one_shot=False, whole=all(item.whole for item in several))
     return value if value is not None else Unknown("?")
-
-
-def use_up(value: Value | None) -> None:
-    """Mark what can be read only once as read.
-
-    Args:
-        value: What is read to its end.
-    """
-    if isinstance(value, Params) and value.one_shot:
-        value.used_up = True
-    elif isinstance(value, Items):
-        for item in value.items:
-            use_up(item)
 
 
 def _optimizer(call: Call, class_name: str) -> Value:
@@ -261,67 +223,6 @@ def _wrapped(call: Call, wrap: Wrap) -> Value:
     return Module(f"{key_of(model)}", inner=model, wrap=wrap, node=call.node)
 
 
-def _len(call: Call) -> Value:
-    value = call.get(0, "")
-    if isinstance(value, Items) and value.is_list:
-        return Const(len(value.items))
-    if isinstance(value, Iterator) and isinstance(value.length, Const):
-        return value.length
-    return Length(value) if value is not None else Unknown("len()")
-
-
-def _enumerate(call: Call) -> Value:
-    over = call.get(0, "iterable") or Unknown("?")
-    start = call.get(1, "start")
-    first = 0 if start is None else start.value if isinstance(start, Const) else None
-    length = over.length if isinstance(over, Iterator) else Length(over)
-    if isinstance(over, Items) and over.is_list:
-        length = Const(len(over.items))
-    first = first if isinstance(first, int) else None
-    return Iterator(over, start=first, is_enumerated=True, length=length)
-
-
-def _range(call: Call) -> Value:
-    if len(call.args) == 1:
-        return Iterator(Unknown("range"), is_range=True, length=call.args[0])
-    if len(call.args) < 2:
-        return Unknown("range()")
-    first, last = call.args[0], call.args[1]
-    start = first.value if isinstance(first, Const) and isinstance(first.value, int) else None
-    length = last if start == 0 else None
-    if start is not None and isinstance(last, Const) and isinstance(last.value, int):
-        length = Const(last.value - start)
-    stride = call.args[2] if len(call.args) > 2 else None
-    if stride is not None:
-        start, length = None, None
-    return Iterator(Unknown("range"), start=start, is_range=True, length=length, stride=stride)
-
-
-def _list(call: Call) -> Value:
-    value = call.get(0, "")
-    if isinstance(value, Params):
-        made = Params(value.modules, one_shot=False, whole=value.whole, node=call.node)
-        made.used_up = value.used_up
-        use_up(value)
-        return made
-    if isinstance(value, Items):
-        return Items(value.items, is_list=True)
-    return value if value is not None else Items([], is_list=True)
-
-
-def _filter(call: Call) -> Value:
-    value = call.get(1, "")
-    if isinstance(value, Params):
-        return Params(
-            value.modules,
-            one_shot=True,
-            whole=value.whole,
-            node=call.node,
-            born_in=call.reader.num_loops(),
-        )
-    return Unknown("filter()")
-
-
 def _chain(call: Call) -> Value:
     parts = [params_of(call.reader, value) for value in call.args]
     if parts and all(isinstance(part, Params) for part in parts):
@@ -331,19 +232,6 @@ def _chain(call: Call) -> Value:
         born = call.reader.num_loops()
         return Params(modules, one_shot=True, whole=whole, node=call.node, born_in=born)
     return Unknown("chain()")
-
-
-def _sum(call: Call) -> Value:
-    value = call.get(0, "")
-    if isinstance(value, WindowSum | Loss):
-        return value
-    if isinstance(value, Items) and value.items and isinstance(value.items[0], Loss):
-        return value.items[0]
-    return Unknown(text_of(call.node))
-
-
-def _first(call: Call) -> Value:
-    return call.args[0] if call.args else Unknown("?")
 
 
 def _all_reduce(call: Call) -> Value:
@@ -369,9 +257,8 @@ def _hidden(call: Call) -> Value:
     return Unknown("number")
 
 
-def _zip(call: Call) -> Value:
-    over = call.args[0] if call.args else Unknown("?")
-    return Iterator(over, length=Length(over))
+def _same(call: Call) -> Value:
+    return call.args[0] if call.args else Unknown("?")
 
 
 def _stack(call: Call) -> Value:
@@ -391,42 +278,23 @@ def _arange(call: Call) -> Value:
     return Unknown("torch.arange()")
 
 
-def _number(call: Call) -> Value:
-    """`float(loss)` reads the device."""
-    value = call.get(0, "")
-    if isinstance(value, Loss):
-        call.reader.emit(Act.READ, call.node, value)
-        return Unknown("number")
-    if isinstance(value, Const) and str(value.value).lower() in {"inf", "infinity", "+inf"}:
-        return Const(float("inf"))
-    return value if value is not None else Const(0)
-
-
 BY_NAME: dict[str, Callable[[Call], Value]] = {
+    **BUILTINS,
     "GradScaler": _scaler,
     "ShardedGradScaler": _scaler,
     "DistributedDataParallel": lambda call: _wrapped(call, Wrap.REPLICATED),
     "DDP": lambda call: _wrapped(call, Wrap.REPLICATED),
     "FullyShardedDataParallel": lambda call: _wrapped(call, Wrap.SHARDED),
     "FSDP": lambda call: _wrapped(call, Wrap.SHARDED),
-    "DataParallel": _first,
-    "compile": _first,
+    "DataParallel": _same,
+    "compile": _same,
     "deepcopy": _stack,
-    "convert_sync_batchnorm": _first,
+    "convert_sync_batchnorm": _same,
     "Accelerator": lambda call: Accelerator(
         f"{text_of(call.node.func)}(", call.named.get("gradient_accumulation_steps")
     ),
     "nullcontext": lambda call: Context("null"),
-    "len": _len,
-    "enumerate": _enumerate,
-    "range": _range,
-    "trange": _range,
-    "list": _list,
-    "tuple": _list,
-    "filter": _filter,
     "chain": _chain,
-    "sum": _sum,
-    "zip": _zip,
     "all_gather": _gather,
     "all_gather_object": _gather,
     "broadcast": _gather,
@@ -439,9 +307,6 @@ BY_NAME: dict[str, Callable[[Call], Value]] = {
     "nan_to_num": _nan_to_num,
     "nan_to_num_": _nan_to_num,
     "arange": _arange,
-    "float": _number,
-    "int": _number,
-    "iter": _first,
     "ceil": _stack,
 }
 
@@ -453,12 +318,3 @@ def is_builtin(name: str) -> bool:
         name: Not dotted.
     """
     return name in BY_NAME or name in {"map", "min", "max", "next", "print", "isinstance"}
-
-
-def outside(name: str) -> Torch:
-    """A name that is not defined in the file.
-
-    Args:
-        name: Dotted.
-    """
-    return Torch(name)

@@ -15,7 +15,7 @@ __all__ = [
     "FALSE",
     "TRUE",
     "All",
-    "Any_",
+    "Either",
     "Ask",
     "Atom",
     "Formula",
@@ -74,26 +74,34 @@ class Formula:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ask(Formula):
+    """One question, answered with yes."""
+
     atom: Atom
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Not(Formula):
+    """The opposite."""
+
     of: Formula
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class All(Formula):
+    """True when all parts are; without parts, always."""
+
     parts: tuple[Formula, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Any_(Formula):
+class Either(Formula):
+    """True when one part is; without parts, never."""
+
     parts: tuple[Formula, ...]
 
 
 TRUE: Formula = All(())
-FALSE: Formula = Any_(())
+FALSE: Formula = Either(())
 
 
 def negated(formula: Formula) -> Formula:
@@ -136,7 +144,7 @@ def either(parts: Sequence[Formula]) -> Formula:
     kept = tuple(part for part in parts if part != FALSE)
     if TRUE in kept:
         return TRUE
-    return kept[0] if len(kept) == 1 else Any_(kept)
+    return kept[0] if len(kept) == 1 else Either(kept)
 
 
 def holds(formula: Formula, answer: Mapping[Atom, bool]) -> bool:
@@ -152,7 +160,7 @@ def holds(formula: Formula, answer: Mapping[Atom, bool]) -> bool:
         return not holds(formula.of, answer)
     if isinstance(formula, All):
         return all(holds(part, answer) for part in formula.parts)
-    assert isinstance(formula, Any_)
+    assert isinstance(formula, Either)
     return any(holds(part, answer) for part in formula.parts)
 
 
@@ -166,7 +174,7 @@ def atoms_of(formula: Formula) -> Iterator[Atom]:
         yield formula.atom
     elif isinstance(formula, Not):
         yield from atoms_of(formula.of)
-    elif isinstance(formula, All | Any_):
+    elif isinstance(formula, All | Either):
         for part in formula.parts:
             yield from atoms_of(part)
 

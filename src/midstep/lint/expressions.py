@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from . import calling, known, methods
 from .arithmetic import combine
 from .asking import formula_of
-from .calling import Call, call_outside, loss_of
+from .call import Call
+from .calling import call_outside, loss_of
+from .collecting import collected
 from .conditions import FALSE, TRUE, negated
 from .evaluator import text_of
 from .joining import chosen
@@ -21,12 +23,9 @@ from .values import (
     Context,
     Criterion,
     Function,
-    Index,
     Instance,
     Items,
-    Iterator,
     Kind,
-    Length,
     Loss,
     Module,
     Optimizer,
@@ -35,14 +34,12 @@ from .values import (
     Torch,
     Unknown,
     Value,
-    WindowSum,
     key_of,
 )
 
 __all__ = ["Expressions"]
 
 CRITERION = ("criterion", "criteria", "loss_fn", "loss_func", "loss_function", "loss_fct", "lossfn")
-NO_CLASS = ast.ClassDef("", [], [], [], [])
 
 
 class Expressions:
@@ -187,10 +184,7 @@ class Expressions:
 
     def _call(self, node: ast.Call) -> Value:
         func = node.func
-        if isinstance(func, ast.Attribute):
-            target = self._method(func)
-        else:
-            target = self.evaluate(func)
+        target = self._method(func) if isinstance(func, ast.Attribute) else self.evaluate(func)
         args: list[Value] = []
         for argument in node.args:
             value = self.evaluate(argument)
@@ -261,7 +255,7 @@ class Expressions:
                 self.enter(closure, call.node, [], {})
         if isinstance(owner, Unknown) and target.name in CRITERION:
             return Loss(Kind.MEAN, call.node, roots=tuple(call.args))
-        if target.name not in methods.BY_NAME and _is_model_name(target.name):
+        if target.name not in methods.BY_NAME and known.is_model_name(target.name):
             self.emit(Act.FORWARD, call.node, Unknown(f"{key_of(owner)}.{target.name}"))
         return methods.call_method(call, target)
 
@@ -272,7 +266,7 @@ class Expressions:
         words = key_of(target)
         if words.rpartition(".")[2] in CRITERION:
             return Loss(Kind.MEAN, call.node, roots=tuple(call.args))
-        if _is_model_name(words.rpartition(".")[2]):
+        if known.is_model_name(words.rpartition(".")[2]):
             self.emit(Act.FORWARD, call.node, target)
         calling.opaque(call)
         if known.is_bar(words) and call.args:
@@ -333,9 +327,9 @@ class Expressions:
                 return owner.items[index.value]
         if isinstance(owner, Loss):
             return owner
-        if isinstance(owner, Module) and isinstance(index, Const) and type(index.value) is int:
-            if -len(owner.parts) <= index.value < len(owner.parts):
-                return owner.parts[index.value]
+        number = index.value if isinstance(index, Const) and type(index.value) is int else None
+        if isinstance(owner, Module) and number is not None and number < len(owner.parts):
+            return owner.parts[max(number, -len(owner.parts))]
         return Unknown(f"{key_of(owner)}[{text_of(node.slice)}]")
 
     def _items(self, node: ast.Tuple | ast.List | ast.Set) -> Value:
@@ -381,30 +375,7 @@ class Expressions:
         if not is_idle(body):
             self.loop_count += 1
             self.block.nodes.append(Loop(body, node, self.loop_count, over))
-        return self._collected(node, over, element)
-
-    def _collected(
-        self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp, over: Value, element: Value
-    ) -> Value:
-        first = node.generators[0]
-        tests = [test for generator in node.generators for test in generator.ifs]
-        if isinstance(over, Params) and len(node.generators) == 1:
-            over.used_up = over.used_up or over.one_shot
-            whole = all(text_of(t).endswith((".requires_grad", ".grad is not None")) for t in tests)
-            one_shot = isinstance(node, ast.GeneratorExp)
-            born = self.num_loops()
-            is_whole = over.whole and whole
-            return Params(over.modules, one_shot, is_whole, node, born_in=born)
-        if isinstance(element, Params):
-            return Unknown(text_of(node))
-        if isinstance(element, Length) or (isinstance(element, Loss) and element.kind is Kind.SUM):
-            return WindowSum(over)
-        if isinstance(element, Loss) and not tests:
-            return element.with_(kind=Kind.OTHER)
-        length = over.length if isinstance(over, Iterator) and not tests else None
-        if length is not None or isinstance(first.iter, ast.Call):
-            return Iterator(Unknown(text_of(node)), length=length)
-        return Unknown(text_of(node))
+        return collected(node, over, element, self.num_loops())
 
     def _dict_comprehension(self, node: ast.DictComp) -> Value:
         self.evaluate(node.generators[0].iter)
@@ -425,21 +396,3 @@ class Expressions:
             if isinstance(part, ast.FormattedValue):
                 self.evaluate(part.value)
         return Unknown("text")
-
-
-def _is_model_name(name: str) -> bool:
-    last = name.lower()
-    return last in {"model", "net", "network", "module"} or last.endswith(("_model", "model_"))
-
-
-def counted(name: str, loop: int, start: int | None, *, survives: bool, resets: bool) -> Index:
-    """A number that grows with a loop.
-
-    Args:
-        name: Its words.
-        loop: The number of the loop.
-        start: Its value in the first pass.
-        survives: It goes on over the passes of the loop.
-        resets: It is set back inside the loop.
-    """
-    return Index(f"{name}#{loop}", loop, start, 0, survives, resets)

@@ -13,7 +13,9 @@ __all__ = [
     "NORMS",
     "OPAQUE_WORDS",
     "PASSED_ON",
+    "is_accumulation_name",
     "is_bar",
+    "is_model_name",
     "is_optimizer_class",
     "is_optimizer_key",
     "is_schedule_class",
@@ -76,6 +78,13 @@ SCHEDULE_KEY = re.compile(r"sched|(^|_)lr_?s$|warmup_lr$")
 SCALER_KEY = re.compile(r"scaler")
 TRAINER_KEY = re.compile(r"accelerator|fabric|engine|strategy|trainer|deepspeed|manual")
 BAR = re.compile(r"tqdm|progress|trange|track|prefetch|logger|log_every|bar$|islice|cycle")
+# `accumulation_steps`, `grad_accum`, `accum_iter`, `acc_grad`, `iter_size`, `update_freq`, ...
+ACCUMULATION = re.compile(
+    r"accum|(^|_)acc_(grad|step)|grad_acc|iter_size|backward_passes|update_freq|virtual_batch"
+    r"|(num|n)_?micro_?(batches|steps)|micro_steps|gas$",
+    re.IGNORECASE,
+)
+
 # A method that is not in sight may do what its name says.
 OPAQUE_WORDS = re.compile(
     r"step|zero|optim|backward|backprop|update|clip|scale|train|reset|learn|fit|accum"
@@ -170,3 +179,26 @@ def is_bar(name: str) -> bool:
         name: Dotted.
     """
     return bool(BAR.search(_last(name).lower()))
+
+
+def is_accumulation_name(key: str) -> bool:
+    """Whether words name the number of microbatches in a window.
+
+    Args:
+        key: As `key_of` gives it.
+
+    Example:
+        >>> is_accumulation_name("args.gradient_accumulation_steps"), is_accumulation_name("epochs")
+        (True, False)
+    """
+    return bool(ACCUMULATION.search(key.rpartition(".")[2]))
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a name is that of a model, so that a call of it is a forward.
+
+    Args:
+        name: Not dotted.
+    """
+    last = name.lower()
+    return last in {"model", "net", "network", "module"} or last.endswith(("_model", "model_"))

@@ -9,7 +9,7 @@ from ..defects import find
 from ..findings import Finding, once
 from .reading import read_loops
 from .rules import Edit, Report, reports
-from .source import Source
+from .source import Source, UnreadableFile
 
 __all__ = ["Linted", "lint"]
 
@@ -36,6 +36,9 @@ def lint(source: Source) -> Linted:
     Args:
         source: The file.
 
+    Raises:
+        UnreadableFile: It is nested too deeply.
+
     Example:
         >>> text = '''
         ... for x, y in loader:
@@ -47,6 +50,13 @@ def lint(source: Source) -> Linted:
     """
     if not WORTH_READING.search(source.text):
         return Linted([], {})
+    try:
+        return _linted(source)
+    except RecursionError as error:
+        raise UnreadableFile("nested too deeply to be read.") from error
+
+
+def _linted(source: Source) -> Linted:
     findings: list[Finding] = []
     edits: dict[tuple[str, int], tuple[Edit, ...]] = {}
     for report in reports(source, read_loops(source.tree)):

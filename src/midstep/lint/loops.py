@@ -13,10 +13,11 @@ from collections.abc import Iterator, Sequence
 from . import known
 from .conditions import Atom, Topic
 from .evaluator import text_of
+from .known import is_accumulation_name
 from .reading import Root
+from .sameness import covers, named_length, same
 from .trace import Act, Block, Event, Loop, Node, Run, inner_blocks, runs_of, walk
 from .values import (
-    Const,
     Instance,
     Items,
     Loss,
@@ -24,61 +25,12 @@ from .values import (
     Optimizer,
     Params,
     Scaled,
-    Unknown,
     Value,
-    is_accumulation_name,
     key_of,
     thing,
 )
 
-__all__ = ["Place", "Update", "bare", "covers", "places_of", "same"]
-
-
-def same(first: Value | None, second: Value | None) -> bool:
-    """Whether two values are the same thing, or are written with the same words.
-
-    Args:
-        first: One.
-        second: The other.
-    """
-    if first is None or second is None:
-        return False
-    if first is second:
-        return True
-    # What was made in sight is itself and nothing else, whatever its name.
-    if not isinstance(first, Unknown) and not isinstance(second, Unknown):
-        return isinstance(first, Const) and key_of(first) == key_of(second)
-    return key_of(first) == key_of(second)
-
-
-def bare(value: Value | None) -> Value | None:
-    """A model inside its wrappers.
-
-    Args:
-        value: A model, or anything else.
-    """
-    while isinstance(value, Module) and value.inner is not None:
-        value = value.inner
-    return value
-
-
-def covers(whole: Value, part: Value) -> bool:
-    """Whether a module is another one or holds it, as far as the text shows.
-
-    Args:
-        whole: The one that may hold the other.
-        part: The other.
-    """
-    outer, inner = bare(whole), bare(part)
-    if same(outer, inner):
-        return True
-    if isinstance(outer, Module) and any(covers(piece, part) for piece in outer.parts):
-        return True
-    if isinstance(outer, Instance) and any(
-        isinstance(piece, Module) and covers(piece, part) for piece in outer.attributes.values()
-    ):
-        return True
-    return key_of(inner).startswith((f"{key_of(outer)}.", f"{key_of(outer)}["))
+__all__ = ["Place", "Update", "places_of"]
 
 
 @thing
@@ -100,28 +52,20 @@ class Place:
     inner: Loop | None
     outer: tuple[Loop, ...]
     siblings: tuple[tuple[Block, int], ...]
-    _runs: list[Run] | None = None
-    _left_out: set[int] | None = None
 
-    @property
+    @functools.cached_property
     def runs(self) -> list[Run]:
         """Every way through the block; empty when there are too many."""
-        if self._runs is None:
-            self._runs = runs_of(self.block, self.left_out)
-        return self._runs
+        return runs_of(self.block, self.left_out)
 
-    @property
+    @functools.cached_property
     def left_out(self) -> set[int]:
         """Loops inside the block that are places of their own: they hold a backward and a step."""
-        if self._left_out is None:
-            self._left_out = {
-                node.number
-                for node in walk(self.block)
-                if isinstance(node, Loop)
-                and node is not self.inner
-                and _has(node.body, Act.BACKWARD)
-            }
-        return self._left_out
+        return {
+            node.number
+            for node in walk(self.block)
+            if isinstance(node, Loop) and node is not self.inner and _has(node.body, Act.BACKWARD)
+        }
 
     def nodes(self) -> Iterator[Node]:
         """Everything in the block, in the order of the text."""
@@ -339,20 +283,6 @@ class Update:
         """Whether a division is by the number of microbatches in a window."""
         key = key_of(value)
         return key == self.length or is_accumulation_name(key) or named_length(node)
-
-
-def named_length(node: ast.AST) -> bool:
-    """Whether the divisor of a division is written with a name for the length of a window.
-
-    Args:
-        node: The division.
-    """
-    divisor: ast.AST | None = None
-    if isinstance(node, ast.BinOp):
-        divisor = node.right
-    elif isinstance(node, ast.Call) and node.args:
-        divisor = node.args[0]
-    return isinstance(divisor, ast.Name | ast.Attribute) and is_accumulation_name(text_of(divisor))
 
 
 def _has(block: Block, act: Act) -> bool:

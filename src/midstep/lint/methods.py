@@ -8,7 +8,8 @@ from collections.abc import Callable
 from . import known
 from .arithmetic import divided, multiplied
 from .asking import formula_of
-from .calling import Call, clip, opaque, use_up
+from .call import Call, use_up
+from .calling import clip, opaque
 from .evaluator import text_of
 from .trace import Act
 from .values import (
@@ -79,7 +80,7 @@ def _unseen(call: Call, bound: Bound) -> None:
 
 def _passed_on(call: Call, bound: Bound) -> Value:
     owner = bound.owner
-    if isinstance(owner, Unknown) and bound.name in {"nan_to_num"} and ".grad" in owner.key:
+    if isinstance(owner, Unknown) and bound.name == "nan_to_num" and ".grad" in owner.key:
         call.reader.emit(Act.REPLACE, call.node, owner)
     if isinstance(owner, Module | Instance | Unknown) and _is_half(call, bound.name):
         call.reader.emit(Act.HALF, call.node, call.reader.module_of(owner))
@@ -166,6 +167,7 @@ def _item(call: Call, owner: Value) -> Value:
 
 
 def _no_sync(call: Call, owner: Value) -> Value:
+    call.reader.emit(Act.SYNC, call.node, owner)
     subject = owner
     if isinstance(owner, Accelerator) or known.is_trainer_key(key_of(owner)):
         subject = call.get(0, "model") or owner

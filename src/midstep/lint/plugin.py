@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
-from .. import __version__
 from ..defects import Level
 from .linting import lint
 from .source import Source
 
 __all__ = ["Plugin"]
+
+
+def _version() -> str:
+    try:
+        return version("midstep")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 class Plugin:
@@ -27,12 +34,13 @@ class Plugin:
 
     Example:
         >>> loop = ["for x in data:\n", "    loss(x).backward()\n", "    optimizer.step()\n"]
-        >>> [found[:3] for found in Plugin(ast.parse("".join(loop)), "train.py", loop).run()]
-        [(3, 4, 'MS109 zero-grad-missing: `optimizer.step()` uses gradients that are cleared nowhere.')]
+        >>> plugin = Plugin(ast.parse("".join(loop)), "train.py", loop)
+        >>> [(line, column, text[:23]) for line, column, text, _ in plugin.run()]
+        [(3, 4, 'MS109 zero-grad-missing')]
     """
 
     name = "midstep"
-    version = __version__
+    version = _version()
 
     def __init__(self, tree: ast.AST, filename: str, lines: Sequence[str]) -> None:
         self.filename, self.text = filename, "".join(lines)

@@ -251,12 +251,14 @@ class Reader(Expressions):
         if bound_to is not None and "staticmethod" not in decorators:
             given.insert(0, bound_to)
         defaults = node.args.defaults
-        for parameter, default in zip(parameters[len(parameters) - len(defaults) :], defaults):
+        for parameter, default in zip(parameters[-len(defaults) :], defaults, strict=False):
             names[parameter.arg] = self.evaluate(default)
-        for parameter, default_or_none in zip(node.args.kwonlyargs, node.args.kw_defaults):
+        for parameter, default_or_none in zip(
+            node.args.kwonlyargs, node.args.kw_defaults, strict=True
+        ):
             if default_or_none is not None:
                 names[parameter.arg] = self.evaluate(default_or_none)
-        for parameter, value in zip(parameters, given):
+        for parameter, value in zip(parameters, given, strict=False):
             names[parameter.arg] = value
         for parameter in (*parameters, *node.args.kwonlyargs):
             if parameter.arg in named:

@@ -84,8 +84,9 @@ def _checked(table: Mapping[str, Any], path: Path) -> Settings:
             given[key] = tuple(value)
         else:
             raise SettingsError(
-                f"`{path}`: `[tool.midstep.lint]` has `{key} = {value!r}`, which is not understood: "
-                "`select`, `ignore` and `exclude` are lists of text, `advice` is true or false."
+                f"`{path}`: `[tool.midstep.lint]` has `{key} = {value!r}`, which is not "
+                "understood: `select`, `ignore` and `exclude` are lists of text, and `advice` is "
+                "true or false."
             )
     return Settings(**given, folder=path.parent)
 

@@ -31,7 +31,7 @@ class UnreadableFile(ValueError):
 
 
 class Source:
-    """The text of one file or notebook, parsed.
+    r"""The text of one file or notebook, parsed.
 
     Args:
         path: As the user named it; it stands in every finding.
@@ -42,7 +42,7 @@ class Source:
         UnreadableFile: The text is not Python.
 
     Example:
-        >>> Source("train.py", "x = 1\\n").place(1)
+        >>> Source("train.py", "x = 1\n").place(1)
         (None, 1)
     """
 

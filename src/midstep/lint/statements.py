@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .arithmetic import combine
 from .asking import formula_of
-from .calling import use_up
 from .conditions import FALSE, TRUE, Ask, Atom, Topic
 from .evaluator import text_of
-from .expressions import counted
 from .joining import join_names
-from .surroundings import stored_in
-from .trace import Act, Attempt, Block, Branch, Exit, Loop, Region, is_idle
+from .looping import for_loop, while_loop
+from .trace import Act, Attempt, Block, Branch, Exit, Region, is_idle
 from .values import (
     Class,
     Const,
     Context,
     Function,
-    Index,
     Instance,
     Inverse,
-    Items,
-    Iterator,
     Loss,
     Module,
-    Optimizer,
     Params,
-    Schedule,
     Scope,
     Torch,
     Unknown,
@@ -45,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["STATEMENTS"]
 
-MOST_UNROLLED = 4
+SWITCHES = {"require_backward_grad_sync", "require_forward_param_sync"}
 ASKS_FINITE = re.compile(r"nan_to_num|isnan|isinf|isfinite")
 
 
@@ -63,6 +55,8 @@ def _assign(reader: Reader, node: ast.Assign) -> bool:
         else:
             _kept(reader, node, target, value)
             _rebuilt(reader, node, target, value)
+            if isinstance(target, ast.Attribute) and target.attr in SWITCHES:
+                reader.emit(Act.SYNC, node, value)
             reader.bind(target, value)
     return False
 
@@ -113,11 +107,12 @@ def _rebuilt(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -
 def _kept(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
     """`total = total + loss`."""
     right = node.value
-    if isinstance(right, ast.BinOp) and isinstance(right.op, ast.Add) and isinstance(value, Loss):
-        if text_of(right.left) == text_of(target):
-            added = reader.evaluate(right.right)
-            if isinstance(added, Loss) and not added.detached:
-                reader.emit(Act.KEEP, node, added, by=value)
+    is_sum = isinstance(right, ast.BinOp) and isinstance(right.op, ast.Add)
+    if not is_sum or not isinstance(right, ast.BinOp) or text_of(right.left) != text_of(target):
+        return
+    added = reader.evaluate(right.right) if isinstance(value, Loss) else None
+    if isinstance(added, Loss) and not added.detached:
+        reader.emit(Act.KEEP, node, added, by=value)
 
 
 def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
@@ -173,88 +168,6 @@ def _if(reader: Reader, node: ast.If) -> bool:
     else:
         join_names(scope.names, after_body, after_else)
     return body_ends and else_ends
-
-
-def _for(reader: Reader, node: ast.For | ast.AsyncFor) -> bool:
-    over = reader.evaluate(node.iter)
-    use_up(over)
-    if isinstance(over, Items) and 0 < len(over.items) <= MOST_UNROLLED:
-        if any(isinstance(item, Optimizer | Schedule | Items) for item in over.items):
-            for item in over.items:
-                reader.bind(node.target, item)
-                if reader.walk(node.body):
-                    break
-            return False
-    reader.loop_count += 1
-    loop = Loop(Block(), node, reader.loop_count, over)
-    _enter_loop(reader, node.body, loop.number)
-    _bind_index(reader, node.target, over, loop.number)
-    return _loop_body(reader, node, loop)
-
-
-def _while(reader: Reader, node: ast.While) -> bool:
-    reader.evaluate(node.test)
-    reader.loop_count += 1
-    loop = Loop(Block(), node, reader.loop_count, None, is_endless=True)
-    _enter_loop(reader, node.body, loop.number)
-    return _loop_body(reader, node, loop)
-
-
-def _loop_body(reader: Reader, node: ast.For | ast.AsyncFor | ast.While, loop: Loop) -> bool:
-    outer, reader.block = reader.block, loop.body
-    reader.loops.append(loop)
-    before = dict(reader.scope.names)
-    reader.walk(node.body)
-    reader.loops.pop()
-    reader.block = outer
-    join_names(reader.scope.names, reader.scope.names, {**before, **reader.scope.names})
-    if not is_idle(loop.body):
-        reader.block.nodes.append(loop)
-    reader.walk(node.orelse)
-    return False
-
-
-def _enter_loop(reader: Reader, body: list[ast.stmt], number: int) -> None:
-    """Names that the loop changes are not what they were before it."""
-    stored = stored_in(body)
-    for name, times in stored.assigned.items():
-        value = reader.scope.names.get(name)
-        if isinstance(value, Index) and value.loop != number and not value.survives:
-            # A counter of a loop around this one is not set back with it.
-            reader.scope.names[name] = dataclasses.replace(value, survives=True)
-            continue
-        if not isinstance(value, Const) or value.value is None:
-            continue
-        if stored.increased[name] and times == stored.increased[name] + stored.constant[name]:
-            start = value.value if type(value.value) is int else None
-            resets = stored.constant[name] > 0
-            made = counted(name, number, start, survives=False, resets=resets)
-            reader.scope.names[name] = made
-        else:
-            reader.scope.names[name] = Unknown(name)
-
-
-def _bind_index(reader: Reader, target: ast.expr, over: Value, number: int) -> None:
-    if isinstance(over, Iterator) and over.is_enumerated and isinstance(target, ast.Tuple):
-        first, second = target.elts[0], target.elts[-1]
-        reader.bind(
-            first, counted(text_of(first), number, over.start, survives=False, resets=False)
-        )
-        reader.bind(second, _element(over.over, second))
-    elif isinstance(over, Iterator) and over.is_range and isinstance(target, ast.Name):
-        if over.stride is not None:
-            reader.bind(target, Unknown(target.id))
-        else:
-            made = counted(target.id, number, over.start, survives=False, resets=False)
-            reader.bind(target, made)
-    else:
-        reader.bind(target, _element(over, target))
-
-
-def _element(over: Value, target: ast.expr) -> Value:
-    if isinstance(over, Items) and over.items and isinstance(over.items[0], Optimizer | Schedule):
-        return over.items[0]
-    return Unknown(text_of(target))
 
 
 def _with(reader: Reader, node: ast.With | ast.AsyncWith) -> bool:
@@ -390,10 +303,6 @@ def _match(reader: Reader, node: ast.Match) -> bool:
     return False
 
 
-def _delete(reader: Reader, node: ast.Delete) -> bool:
-    return False
-
-
 def _assert(reader: Reader, node: ast.Assert) -> bool:
     reader.evaluate(node.test)
     return False
@@ -405,9 +314,9 @@ STATEMENTS: dict[type[ast.stmt], Callable[..., bool]] = {
     ast.AnnAssign: _annotated,
     ast.AugAssign: _augmented,
     ast.If: _if,
-    ast.For: _for,
-    ast.AsyncFor: _for,
-    ast.While: _while,
+    ast.For: for_loop,
+    ast.AsyncFor: for_loop,
+    ast.While: while_loop,
     ast.With: _with,
     ast.AsyncWith: _with,
     ast.Try: _try,

@@ -40,6 +40,7 @@ class Act(enum.Enum):
     REPORT = enum.auto()  # a loss added to a log
     MAKE = enum.auto()  # an optimizer is made
     REBUILD = enum.auto()  # a model, or a layer of one, is put in place of another
+    SYNC = enum.auto()  # communication is switched on or off by hand
     GATHER = enum.auto()  # ranks tell each other something
     ELSEWHERE = enum.auto()  # a loop with steps of its own, judged by itself
     HALF = enum.auto()  # parameters are given 16 bits
@@ -86,6 +87,8 @@ class Block:
 
 @thing
 class Branch:
+    """An `if` statement."""
+
     formula: Formula
     body: Block
     orelse: Block
@@ -133,6 +136,8 @@ class Loop:
 
 @thing
 class Exit:
+    """What leaves a loop or a function."""
+
     word: str  # "continue", "break", "return", "raise"
     node: ast.AST
 
@@ -311,6 +316,7 @@ LIGHT = {
     Act.REBUILD,
     Act.HALF,
     Act.GATHER,
+    Act.SYNC,
 }
 
 

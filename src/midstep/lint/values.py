@@ -9,69 +9,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
-import re
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 if TYPE_CHECKING:
     from .conditions import Formula
 
+# fmt: off
 __all__ = [
-    "Accelerator",
-    "Bound",
-    "Class",
-    "Condition",
-    "Const",
-    "Context",
-    "Criterion",
-    "Function",
-    "Index",
-    "Instance",
-    "Inverse",
-    "Items",
-    "Iterator",
-    "Kind",
-    "Length",
-    "Loss",
-    "Module",
-    "Optimizer",
-    "Params",
-    "Remainder",
-    "Scaled",
-    "Scaler",
-    "ScaleRead",
-    "Schedule",
-    "Scope",
-    "Torch",
-    "Unknown",
-    "Value",
-    "WindowSum",
-    "Wrap",
-    "is_accumulation_name",
-    "key_of",
-    "thing",
+    "Accelerator", "Bound", "Class", "Condition", "Const", "Context", "Criterion", "Function",
+    "Index", "Instance", "Inverse", "Items", "Iterator", "Kind", "Length", "Loss", "Module",
+    "Optimizer", "Params", "Remainder", "ScaleRead", "Scaled", "Scaler", "Schedule", "Scope",
+    "Torch", "Unknown", "Value", "WindowSum", "Wrap", "key_of", "thing",
 ]
+# fmt: on
 
 Made = TypeVar("Made")
-
-# `accumulation_steps`, `grad_accum`, `accum_iter`, `acc_grad`, `iter_size`, `update_freq`, ...
-ACCUMULATION = re.compile(
-    r"accum|(^|_)acc_(grad|step)|grad_acc|iter_size|backward_passes|update_freq|virtual_batch"
-    r"|(num|n)_?micro_?(batches|steps)|micro_steps|gas$",
-    re.IGNORECASE,
-)
-
-
-def is_accumulation_name(key: str) -> bool:
-    """Whether words name the number of microbatches in a window.
-
-    Args:
-        key: As `key_of` gives it.
-
-    Example:
-        >>> is_accumulation_name("args.gradient_accumulation_steps"), is_accumulation_name("epochs")
-        (True, False)
-    """
-    return bool(ACCUMULATION.search(key.rpartition(".")[2]))
 
 
 @dataclass_transform(eq_default=False)
@@ -81,8 +33,6 @@ def thing(cls: type[Made]) -> type[Made]:
     Without the methods that nobody calls, because making them is half the time that this package
     takes to load.
 
-    Args:
-        cls: With its fields.
     """
     return dataclasses.dataclass(eq=False, repr=False, match_args=False)(cls)
 
@@ -102,6 +52,8 @@ class Unknown(Value):
 
 @thing
 class Const(Value):
+    """A number, a text or None that is written out."""
+
     value: Any
 
 
@@ -136,6 +88,8 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @thing
 class Function(Value):
+    """A function, a method or a lambda of the file."""
+
     node: FunctionNode
     scope: Scope
     owner: Class | None = None  # the class it is a method of
@@ -143,6 +97,8 @@ class Function(Value):
 
 @thing
 class Class(Value):
+    """A class of the file."""
+
     node: ast.ClassDef
     scope: Scope
     bases: tuple[Value, ...]
@@ -179,6 +135,8 @@ class Class(Value):
 
 @thing
 class Instance(Value):
+    """An object of a class of the file."""
+
     cls: Class
     key: str
     attributes: dict[str, Value] = dataclasses.field(default_factory=dict)
@@ -212,6 +170,8 @@ class Wrap(enum.Enum):
 
 @thing
 class Module(Value):
+    """A model, or a layer of one."""
+
     key: str
     parts: tuple[Value, ...] = ()
     parent: Module | None = None
@@ -241,6 +201,8 @@ class Params(Value):
 
 @thing
 class Optimizer(Value):
+    """An optimizer that is made in sight."""
+
     key: str
     params: Value
     class_name: str
@@ -250,12 +212,16 @@ class Optimizer(Value):
 
 @thing
 class Scaler(Value):
+    """A gradient scaler that is made in sight."""
+
     key: str
     enabled: bool = True
 
 
 @thing
 class Schedule(Value):
+    """A schedule of the rate that is made in sight."""
+
     key: str
     class_name: str
     optimizer: Value | None
@@ -267,6 +233,8 @@ class Schedule(Value):
 
 @thing
 class Accelerator(Value):
+    """The object of Accelerate that runs the backward."""
+
     key: str
     num_steps: Value | None  # gradient_accumulation_steps, when given
 
@@ -282,6 +250,8 @@ class Kind(enum.Enum):
 
 @thing
 class Criterion(Value):
+    """A loss before it is called."""
+
     kind: Kind
     unequal: str  # why its mean is over a number that changes, or empty
     class_name: str
@@ -310,6 +280,8 @@ class Loss(Value):
 
 @thing
 class Scaled(Value):
+    """A loss times the scale."""
+
     loss: Value
     scaler: Value
 
@@ -350,12 +322,16 @@ class Index(Value):
 
 @thing
 class Remainder(Value):
+    """`index % modulus`."""
+
     index: Value
     modulus: Value
 
 
 @thing
 class Condition(Value):
+    """A truth value, as the question behind it."""
+
     formula: Formula
 
 

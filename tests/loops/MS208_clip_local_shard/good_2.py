@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
 fully_shard(model, mesh=mesh)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.CrossEntropyLoss()

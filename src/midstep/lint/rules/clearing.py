@@ -52,7 +52,7 @@ def _is_whole_step(node: ast.AST) -> bool:
 
 
 def _called_back(node: ast.AST) -> bool:
-    """Whether a loop gives control to somebody who may clear: it yields, or makes the gradients anew."""
+    """Whether a loop lets somebody else clear: it yields, or makes the gradients anew."""
     for part in ast.walk(node):
         if isinstance(part, ast.Yield | ast.YieldFrom):
             return True
@@ -65,9 +65,9 @@ def _called_back(node: ast.AST) -> bool:
                 or name in {"deepcopy", "grad"}
             ):
                 return True
-        if isinstance(part, ast.Attribute) and part.attr == "grad":
-            if isinstance(part.ctx, ast.Store | ast.Del):
-                return True
+        is_grad = isinstance(part, ast.Attribute) and part.attr == "grad"
+        if is_grad and isinstance(getattr(part, "ctx", None), ast.Store | ast.Del):
+            return True
     return False
 
 

@@ -1,4 +1,4 @@
-"""MS201 to MS209, MS211 and MS602: when the gradient is clipped, and what of it."""
+"""MS201 to MS209, MS211: when the gradient is clipped, and what of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from ..conditions import Topic
 from ..evaluator import text_of
-from ..loops import Update, bare, covers
-from ..trace import Act, Attempt, Event, Exit, Run, walk
+from ..loops import Update
+from ..sameness import bare, covers
+from ..trace import Act, Event, Run, walk
 from ..values import Accelerator, Const, Module, Optimizer, Params, Scaler, Value, Wrap, key_of
 from .dividing import accumulates
 from .report import Edit, Report, at, clips_of, positions, words
@@ -60,9 +61,9 @@ def every_microbatch(update: Update) -> Iterator[Report]:
 def _clip_after_backward(update: Update, run: Run) -> Event | None:
     backwards = positions(run, Act.BACKWARD)
     for number, event in enumerate(run.events):
-        if event.act is Act.CLIP and not event.calm and update.touches(event.subject):
-            if backwards and backwards[0] < number:
-                return event
+        is_clip = event.act is Act.CLIP and not event.calm and update.touches(event.subject)
+        if is_clip and backwards and backwards[0] < number:
+            return event
     return None
 
 
@@ -238,8 +239,8 @@ def subset(update: Update) -> Iterator[Report]:
     yield Report(
         "MS206",
         clips[0].node,
-        f"{at(clips[0])} leaves out `{key_of(bare(missed[0]))}`, which `{key_of(update.optimizer)}` "
-        "steps as well.",
+        f"{at(clips[0])} leaves out `{key_of(bare(missed[0]))}`, which "
+        f"`{key_of(update.optimizer)}` steps as well.",
     )
 
 
@@ -344,57 +345,6 @@ def to_zero(update: Update) -> Iterator[Report]:
             yield Report("MS211", event.node, f"{at(event)} clips to 0.", figures={"max_norm": 0})
 
 
-def not_raised(update: Update) -> Iterator[Report]:
-    """MS602: an `except` around a clip that was not told to raise.
-
-    Args:
-        update: One optimizer in one place.
-    """
-    for node in update.place.nodes():
-        if not isinstance(node, Attempt):
-            continue
-        events = [n for n in walk(node.body) if isinstance(n, Event)]
-        heavy = {Act.BACKWARD, Act.STEP, Act.FORWARD, Act.UNKNOWN}
-        clips = [event for event in events if event.act is Act.CLIP]
-        if len(clips) != 1 or any(event.act in heavy for event in events):
-            continue
-        call = clips[0].node
-        if not isinstance(call, ast.Call) or _raises(call) or not _skips(node):
-            continue
-        yield Report(
-            "MS602",
-            call,
-            f"{words(call)} raises for a norm that is not finite only with "
-            "`error_if_nonfinite=True`, which is not passed.",
-            edits=(Edit(call, _with_error(call)),),
-        )
-
-
-def _raises(call: ast.Call) -> bool:
-    is_value_clip = text_of(call.func).endswith("value_")
-    return (
-        is_value_clip
-        or any(keyword.arg in {"error_if_nonfinite", None} for keyword in call.keywords)
-        or len(call.args) > 3
-    )
-
-
-def _skips(node: Attempt) -> bool:
-    for handler, block in node.handlers:
-        kinds = text_of(handler.type) if handler.type is not None else "Exception"
-        if not any(kind in kinds for kind in ("RuntimeError", "Exception", "ValueError")):
-            continue
-        if any(isinstance(n, Exit) and n.word in {"continue", "return"} for n in walk(block)):
-            return True
-        if any(isinstance(n, Event) and n.act is Act.ZERO for n in walk(block)):
-            return True
-    return False
-
-
-def _with_error(call: ast.Call) -> str:
-    return f"{text_of(call)[:-1]}, error_if_nonfinite=True)"
-
-
 CLIPPING = (
     every_microbatch,
     before_unscale,
@@ -406,5 +356,4 @@ CLIPPING = (
     local_shard,
     clipped_norm,
     to_zero,
-    not_raised,
 )

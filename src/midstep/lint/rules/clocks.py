@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
 from ..conditions import Topic
 from ..evaluator import text_of
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Event, Loop, Run, walk
 from ..values import Const, Length, Scaler, Schedule, Unknown, Value, key_of
 from ..values import Iterator as Iterates
@@ -137,8 +139,6 @@ def on_skipped_step(update: Update) -> Iterator[Report]:
     """
     found: Event | None = None
     for run in update.runs:
-        if any(atom.topic is Topic.STEPPED for atom in run.answer):
-            return
         ticks = _ticks(update, run)
         if _refuses(run) and not ticks:
             return
@@ -176,14 +176,14 @@ def several_times(update: Update) -> Iterator[Report]:
         ticks = [e for e in events if e.act is Act.TICK and _is_mine(update, e)]
         if not ticks or any(event.act is Act.STEP for event in events):
             continue
-        if RANKS.search(text_of(node.node.iter) if isinstance(node.node, ast.For) else ""):
-            if not _multiplied(ticks[0].subject, node.node):
-                yield Report(
-                    "MS404",
-                    ticks[0].node,
-                    f"{at(ticks[0])} runs {_times(words_of_length)} for one step.",
-                )
-                return
+        over = text_of(node.node.iter) if isinstance(node.node, ast.For) else ""
+        if RANKS.search(over) and not _multiplied(ticks[0].subject, node.node):
+            yield Report(
+                "MS404",
+                ticks[0].node,
+                f"{at(ticks[0])} runs {_times(words_of_length)} for one step.",
+            )
+            return
     yield from _two_places(update)
 
 
@@ -192,8 +192,10 @@ def _times(length: str) -> str:
 
 
 def _multiplied(schedule: Value | None, loop: ast.AST) -> bool:
-    """Whether the length of the schedule was multiplied by the same number."""
+    """Whether the length of the schedule was, or may have been, multiplied by the same number."""
     horizon = schedule.horizon if isinstance(schedule, Schedule) else ()
+    if not horizon:
+        return True
     text = " ".join(text_of(node) for node in horizon)
     iterable = loop.iter if isinstance(loop, ast.For) else loop
     return bool(RANKS.search(text)) and bool(RANKS.search(text_of(iterable)))
@@ -202,7 +204,7 @@ def _multiplied(schedule: Value | None, loop: ast.AST) -> bool:
 def _two_places(update: Update) -> Iterator[Report]:
     for run in update.step_runs():
         ticks = [run.events[n] for n in _ticks(update, run)]
-        for first, second in zip(ticks, ticks[1:], strict=False):
+        for first, second in itertools.pairwise(ticks):
             between = run.events[run.events.index(first) : run.events.index(second)]
             if any(event.act is Act.STEP for event in between):
                 continue

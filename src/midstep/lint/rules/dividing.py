@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from ...defects import Level
 from ..conditions import Topic
 from ..evaluator import text_of
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Block, Event, Loop, Node, walk
 from ..values import (
     Accelerator,
@@ -90,8 +91,9 @@ def divided_twice(update: Update) -> Iterator[Report]:
             yield Report(
                 "MS102",
                 by_length[-1][1],
-                f"The loss is a sum over the count of the whole window, and {words(by_length[-1][1])} "
-                f"divides it by the number of microbatches, `{key_of(by_length[-1][0])}`, once more.",
+                "The loss is divided by the count of the whole window, and "
+                f"{words(by_length[-1][1])} divides it by the number of microbatches, "
+                f"`{key_of(by_length[-1][0])}`, once more.",
             )
         elif by_length and (steps := _framework_divides(event)) is not None:
             yield Report(

@@ -1,13 +1,15 @@
-"""MS603 and MS604: values that are not finite, hidden or replaced."""
+"""MS602 to MS604: values that are not finite, hidden or replaced."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ..conditions import Topic, atoms_of, holds
+from ..evaluator import text_of
 from ..loops import Update
-from ..trace import Act, Branch, Event, Exit, walk
-from .report import Report, at, positions, words
+from ..trace import Act, Attempt, Branch, Event, Exit, walk
+from .report import Edit, Report, at, positions, words
 
 __all__ = ["NON_FINITE"]
 
@@ -96,4 +98,55 @@ def replaced(update: Update) -> Iterator[Report]:
                 return
 
 
-NON_FINITE = (hidden, replaced)
+def not_raised(update: Update) -> Iterator[Report]:
+    """MS602: an `except` around a clip that was not told to raise.
+
+    Args:
+        update: One optimizer in one place.
+    """
+    for node in update.place.nodes():
+        if not isinstance(node, Attempt):
+            continue
+        events = [n for n in walk(node.body) if isinstance(n, Event)]
+        heavy = {Act.BACKWARD, Act.STEP, Act.FORWARD, Act.UNKNOWN}
+        clips = [event for event in events if event.act is Act.CLIP]
+        if len(clips) != 1 or any(event.act in heavy for event in events):
+            continue
+        call = clips[0].node
+        if not isinstance(call, ast.Call) or _raises(call) or not _skips(node):
+            continue
+        yield Report(
+            "MS602",
+            call,
+            f"{words(call)} raises for a norm that is not finite only with "
+            "`error_if_nonfinite=True`, which is not passed.",
+            edits=(Edit(call, _with_error(call)),),
+        )
+
+
+def _raises(call: ast.Call) -> bool:
+    is_value_clip = text_of(call.func).endswith("value_")
+    return (
+        is_value_clip
+        or any(keyword.arg in {"error_if_nonfinite", None} for keyword in call.keywords)
+        or len(call.args) > 3
+    )
+
+
+def _skips(node: Attempt) -> bool:
+    for handler, block in node.handlers:
+        kinds = text_of(handler.type) if handler.type is not None else "Exception"
+        if not any(kind in kinds for kind in ("RuntimeError", "Exception", "ValueError")):
+            continue
+        if any(isinstance(n, Exit) and n.word in {"continue", "return"} for n in walk(block)):
+            return True
+        if any(isinstance(n, Event) and n.act is Act.ZERO for n in walk(block)):
+            return True
+    return False
+
+
+def _with_error(call: ast.Call) -> str:
+    return f"{text_of(call)[:-1]}, error_if_nonfinite=True)"
+
+
+NON_FINITE = (not_raised, hidden, replaced)

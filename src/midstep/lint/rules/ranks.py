@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ..conditions import Topic, atoms_of
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Event, Region, Run, walk
 from ..values import Kind, Loss, Module, Params, Value, Wrap, key_of
 from .dividing import accumulates
@@ -119,7 +120,7 @@ def synced_always(update: Update) -> Iterator[Report]:
         update: One optimizer in one place.
     """
     model = _replicated(update)
-    if model is None or not accumulates(update):
+    if model is None or not accumulates(update) or update.place.events(Act.SYNC):
         return
     losses = update.losses()
     if losses and not update.has_context("no_sync"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..conditions import Topic
-from ..loops import Update, same
+from ..loops import Update
+from ..sameness import same
 from ..trace import Act, Event, Loop, Run, walk
 from ..values import Params, Scaler, Value, key_of
 from .dividing import accumulates
@@ -147,10 +148,9 @@ def updated_often(update: Update) -> Iterator[Report]:
                 last = event
             elif event.act is Act.BACKWARD:
                 last = None
-            elif event.act is Act.STEP and last is not None and same(event.by, scaler):
-                if same(event.subject, update.optimizer):
-                    yield _often(last, f"{at(event)} follows with gradients of the scale before")
-                    return
+            elif last is not None and number in update.steps_in(run) and same(event.by, scaler):
+                yield _often(last, f"{at(event)} follows with gradients of the scale before")
+                return
     yield from _in_loop_of_optimizers(update, scaler)
 
 
@@ -186,15 +186,16 @@ def half_sums(update: Update) -> Iterator[Report]:
     if not accumulates(update) or not isinstance(params, Params):
         return
     for node in walk(update.place.root.block):
-        if isinstance(node, Event) and node.act is Act.HALF and node.subject is not None:
-            if any(same(node.subject, module) for module in params.modules):
-                yield Report(
-                    "MS305",
-                    node.node,
-                    f"{at(node)} gives parameters and gradients 16 bits, and "
-                    f"`{update.length or 'several'}` microbatches are added up in them.",
-                )
-                return
+        if not isinstance(node, Event) or node.act is not Act.HALF:
+            continue
+        if any(same(node.subject, module) for module in params.modules):
+            yield Report(
+                "MS305",
+                node.node,
+                f"{at(node)} gives parameters and gradients 16 bits, and "
+                f"`{update.length or 'several'}` microbatches are added up in them.",
+            )
+            return
 
 
 def stepped_scaled(update: Update) -> Iterator[Report]:

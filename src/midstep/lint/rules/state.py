@@ -6,7 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from ..evaluator import text_of
-from ..loops import Place, Update, bare, covers
+from ..loops import Place, Update
+from ..sameness import bare, covers
 from ..trace import Act, Branch, Event, Loop, Node, inner_blocks, walk
 from ..values import Loss, Optimizer, Params, Unknown, key_of
 from .report import Edit, Report, at, loss_behind, words

@@ -6,9 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from ..conditions import Topic, atoms_of
-from ..loops import Update, named_length
+from ..known import is_accumulation_name
+from ..loops import Update
+from ..sameness import named_length
 from ..trace import Act, Branch, Event, Run, walk
-from ..values import Accelerator, Module, Params, is_accumulation_name, key_of
+from ..values import Accelerator, Module, Params, key_of
 from .dividing import accumulates, flush_of, has_tail, is_full
 from .report import Report, at, positions, words
 
@@ -190,7 +192,7 @@ def stepped_inside(update: Update) -> Iterator[Report]:
         yield Report(
             "MS112",
             step.node,
-            f"{at(step)} runs with every microbatch, while the gradients are cleared once a window.",
+            f"{at(step)} runs with every microbatch, while gradients are cleared once a window.",
         )
 
 
