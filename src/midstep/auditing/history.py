@@ -85,7 +85,8 @@ class _Pending:
     backward: Backward
     params: frozenset[int]
     used: dict[int, int] = dataclasses.field(default_factory=dict)  # optimizer: index of its step
-    was_tried: bool = False  # also by a step that was skipped
+    # Also by a step that was skipped.
+    tried: set[int] = dataclasses.field(default_factory=set)
 
 
 class History:
@@ -107,7 +108,7 @@ class History:
         self._forwards: list[Forward] = []
         for index, event in enumerate(self.events):
             self._read(index, event)
-        self.left = [(p.index, p.backward, p.params) for p in self._pending if not p.was_tried]
+        self.left = [(p.index, p.backward, p.params) for p in self._pending if not p.tried]
 
     def _read(self, index: int, event: Event) -> None:
         if isinstance(event, NewOptimizer):
@@ -140,7 +141,7 @@ class History:
         kept = []
         for pending in self._pending:
             gone = pending.params & event.params
-            if gone and not pending.was_tried:
+            if gone and not pending.tried:
                 self.discards.append(Discard(index, event, pending.index, pending.backward, gone))
             if gone:
                 pending.params -= event.params
@@ -160,11 +161,11 @@ class History:
                 continue
             if number in pending.used:
                 stale.append((pending.index, pending.backward))
-            else:
+            elif number not in pending.tried:
                 if pending.used:
                     shared.append(pending.backward)
                 fresh.append((pending.index, pending.backward))
-            pending.was_tried = True
+            pending.tried.add(number)
             if applied:
                 pending.used[number] = index
         discarded = [d for d in self.discards if d.index >= first and d.params & mine]

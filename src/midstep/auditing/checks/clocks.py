@@ -27,7 +27,7 @@ def check_clocks(history: History) -> Iterator[Finding]:
         updates = history.updates.get(-1 if schedule.optimizer is None else schedule.optimizer, [])
         if not ticks or not updates:
             continue
-        often = list(_too_often(schedule, ticks, updates))
+        often = list(_too_often(history, schedule, ticks, updates))
         found = [
             *(often or _before_optimizer(schedule, ticks, updates)),
             *_on_skipped(history, ticks, updates),
@@ -42,12 +42,16 @@ def _before_optimizer(
     schedule: NewSchedule, ticks: Ticks, updates: list[Update]
 ) -> Iterator[Finding]:
     index, first = ticks[0]
-    if index > updates[0].last or schedule.name == "ReduceLROnPlateau":
+    # `step(0)` at the start of the first epoch sets the first rate.
+    is_first_rate = first.count < 1
+    if index > updates[0].last or is_first_rate or schedule.name == "ReduceLROnPlateau":
         return
     again = [i for i, tick in ticks if tick.place == first.place and i > updates[0].last]
+    before = sum(i < updates[0].last for i, _ in ticks)
+    if before > 1 and before >= updates[0].size - 1:
+        return  # with every microbatch, which is another matter
     # A fast-forward to where a run had stopped ticks on a line of its own.
     if again:
-        before = sum(i < updates[0].last for i, _ in ticks)
         yield make(
             "MS401",
             first.place,
@@ -79,7 +83,11 @@ def _on_skipped(history: History, ticks: Ticks, updates: list[Update]) -> Iterat
         )
 
 
-def _too_often(schedule: NewSchedule, ticks: Ticks, updates: list[Update]) -> Iterator[Finding]:
+def _too_often(
+    history: History, schedule: NewSchedule, ticks: Ticks, updates: list[Update]
+) -> Iterator[Finding]:
+    if ticks[-1][1].count - ticks[0][1].count < len(ticks) - 1:
+        return  # it is told where it is, as in `step(epoch + batch / batches)`
     per_update = []
     for before, after in zip([None, *updates], updates, strict=False):
         start = -1 if before is None else before.last
@@ -92,7 +100,11 @@ def _too_often(schedule: NewSchedule, ticks: Ticks, updates: list[Update]) -> It
     most, _ = Counter(count for count, _ in inner).most_common(1)[0]
     if most < 2:
         return
-    fits = schedule.horizon >= len(ticks) - 1
+    rates = _rates(history, updates)
+    idle = _num_idle(rates)
+    # A schedule of one's own that comes down with the last update is made for these ticks.
+    comes_down = not idle and bool(rates) and rates[-1] <= 0.25 * max(rates)
+    fits = schedule.horizon >= len(ticks) - 1 or (schedule.name == "LambdaLR" and comes_down)
     figures = {"num_ticks": len(ticks), "num_updates": len(updates), "horizon": schedule.horizon}
     if all(size >= 2 and abs(count - size) <= 1 for count, size in inner if count or size):
         if not fits:
@@ -109,12 +121,13 @@ def _too_often(schedule: NewSchedule, ticks: Ticks, updates: list[Update]) -> It
             f"`{most}` ticks for each update, from different lines.",
             figures,
         )
-    elif len(ticks) > schedule.horizon:
+    elif len(ticks) > schedule.horizon or idle:
+        ended = len(updates) - idle if idle else schedule.horizon / most
         yield make(
             "MS404",
             ticks[0][1].place,
-            f"`{most}` ticks for each update: the schedule of `{schedule.horizon:g}` ticks ended "
-            f"after `{schedule.horizon / most:.0f}` of `{len(updates)}` updates.",
+            f"`{most}` ticks for each update: the schedule ended after `{ended:.0f}` of "
+            f"`{len(updates)}` updates.",
             figures,
         )
 
@@ -156,17 +169,26 @@ def _other_unit(
 
 
 def _idle(history: History, ticks: Ticks, updates: list[Update]) -> Iterator[Finding]:
-    """Updates at rate 0 behind those at a positive rate."""
-    number = updates[0].optimizer
-    steps = [s for _, s in history.of_kind(Step) if s.optimizer == number and s.lrs]
-    rates = [max(step.lrs) for step in steps]
-    idle = 0
-    while idle < len(rates) and rates[-1 - idle] <= 0:
-        idle += 1
-    if idle >= max(2, 0.1 * len(rates)) and any(rate > 0 for rate in rates):
+    rates = _rates(history, updates)
+    idle = _num_idle(rates)
+    if idle:
         yield make(
             "MS405",
             ticks[-1][1].place,
             f"The last `{idle}` of `{len(rates)}` updates were made at rate `0`.",
             {"num_idle": idle, "num_updates": len(rates)},
         )
+
+
+def _rates(history: History, updates: list[Update]) -> list[float]:
+    """The largest rate of each step of an optimizer."""
+    number = updates[0].optimizer
+    return [max(s.lrs) for _, s in history.of_kind(Step) if s.optimizer == number and s.lrs]
+
+
+def _num_idle(rates: list[float]) -> int:
+    """Updates at rate 0 behind those at a positive rate; 0 where they are few."""
+    idle = 0
+    while idle < len(rates) and rates[-1 - idle] <= 0:
+        idle += 1
+    return idle if idle >= max(2, 0.1 * len(rates)) and any(rate > 0 for rate in rates) else 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ...findings import Finding
-from ..events import Asked, Backward, Clear, Clip, Place, Replaced, Step
+from ..events import Asked, Backward, Clear, Clip, Place, Replaced, ScalerStep, Step
 from ..history import History, Update
 from ..source import body_of, own_division_of
 from .making import make
@@ -26,6 +26,7 @@ def check_nonfinite(history: History) -> Iterator[Finding]:
         yield from _stepped(history, update)
         yield from _replaced(history, update)
     yield from _kept(history)
+    yield from _kept_by_scaler(history)
     yield from _hidden(history)
 
 
@@ -142,6 +143,25 @@ def _kept(history: History) -> Iterator[Finding]:
                     f"The norm was `{clip.norm:g}`, no step was taken, and the next gradient was "
                     "added to what was left.",
                     {"norm": clip.norm},
+                )
+                break
+
+
+def _kept_by_scaler(history: History) -> Iterator[Finding]:
+    """Gradients of a step that the scaler skipped, which the next backward was added to."""
+    for index, attempt in history.of_kind(ScalerStep):
+        if attempt.applied or attempt.again:
+            continue
+        mine = history.optimizers[attempt.optimizer].params
+        for event in history.events[index + 1 :]:
+            if isinstance(event, Clear) and event.params & mine:
+                break
+            if isinstance(event, Backward) and event.params & mine:
+                yield make(
+                    "MS605",
+                    attempt.place,
+                    "The scaler skipped the step, nothing cleared the gradients, and the next "
+                    "ones were added to them.",
                 )
                 break
 

@@ -82,7 +82,7 @@ def _clipping(
             was_iterator = isinstance(parameters, Iterator)
             given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
             keys = recorder.parameters.keys_of(given)
-            event = Clip(recorder.here(), by, keys, keys, len(given), number(limit))
+            event = Clip(recorder.here(), by, keys, keys, len(given), float(limit))
             event.was_iterator = was_iterator
             event.inside = recorder.inside[-1] if recorder.inside else None
             event.raises = _raises

@@ -176,8 +176,11 @@ class Recorder:
         cleared = [key for key in self._dirty if marks.get(key, 0) is None]
         if cleared:
             self.cleared(parameters.intern(cleared), "hand", None)
-        if self.is_close:
-            self._look_closely(marks)
+        try:
+            if self.is_close:
+                self._look_closely(marks)
+        except FAILURES:
+            self.num_unmeasured += 1
         parameters.marks = marks
 
     def _look_closely(self, marks: dict[int, Any]) -> None:
@@ -208,8 +211,11 @@ class Recorder:
     def settle(self) -> None:
         """Take what is in the gradients now as known: a watched call has changed them."""
         self.parameters.marks = self.parameters.look()
-        if self.is_close:
-            self.parameters.take_samples()
+        try:
+            if self.is_close:
+                self.parameters.take_samples()
+        except FAILURES:
+            self.num_unmeasured += 1
 
     def cleared(self, keys: frozenset[int], by: str, place: Place | None) -> None:
         """Write down that gradients were cleared."""

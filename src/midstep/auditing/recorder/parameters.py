@@ -137,7 +137,7 @@ class Parameters:
         marks: dict[int, Mark] = {}
         for key, p in zip(self._keys, self._flat, strict=True):
             grad = p.grad
-            marks[key] = None if grad is None else (id(grad), grad._version)  # noqa: SLF001
+            marks[key] = None if grad is None else (id(grad), _version_of(grad))
         return marks
 
     def by_grad(self) -> dict[int, int]:
@@ -185,6 +185,11 @@ class Parameters:
                         self.samples.pop(key, None)
                     else:
                         self.samples[key] = values
+
+
+def _version_of(grad: Tensor) -> int:
+    # One made in inference mode has no version, and refuses to be asked.
+    return -1 if grad.is_inference() else int(grad._version)  # noqa: SLF001
 
 
 def params_of(optimizer: Optimizer) -> list[Tensor]:
