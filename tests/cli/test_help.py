@@ -47,14 +47,8 @@ def test_only_commands_that_exist_are_listed(capsys: pytest.CaptureFixture[str])
     assert tiny.run("--help") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     listed = {row[1] for row in rows if len(row) > 2 and row[0] == "│"}
-<<<<<<< HEAD
     assert {"train", "report", "verify", "audit", "lint", "compare", "plan"} <= listed
     assert "replay" not in listed
-=======
-    assert {"train", "audit"} <= listed
-    for planned in ("report", "verify", "lr-range", "compare", "plan", "replay"):
-        assert planned not in listed
->>>>>>> audit
 
 
 def test_without_arguments_there_is_help_and_exit_code_2(
