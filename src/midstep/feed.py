@@ -165,8 +165,7 @@ class Feed:
         has_cut = cut is not None
         cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
         # A look must see the gradients of this rank before they are those of all.
-        # So must one that may have to run its window again.
-        syncs_late = self._driver.look is not None or cut.elastic is not None
+        syncs_late = self._driver.look is not None
         opening = ranks.open(cut, has_cut=has_cut, syncs_late=syncs_late)
         if opening is None:
             return None

@@ -168,8 +168,8 @@ def test_the_fake_trace_is_the_real_one_and_that_of_the_allocator(case: Case) ->
                 model.zero_grad()
                 measured = peak_of(run).num_bytes
                 model.zero_grad()
-            # Of these small models a few random states are already a hundredth.
-            assert fake == pytest.approx(measured, rel=0.02, abs=25_000)
+            # What a kernel takes inside itself is much of so small a model.
+            assert fake == pytest.approx(measured, rel=0.02, abs=50_000)
             if case is not CASES["lstm"]:  # whose kernel takes more than its outputs
                 assert fake == pytest.approx(real, rel=0.01)
 
@@ -342,7 +342,7 @@ def test_microbatches_are_as_even_as_it_goes() -> None:
         ({"targets": 5}, "without `count=`"),
         ({"targets": 5, "count": lambda _: 0}, "holds 0 targets"),
     ],
-    ids=str,
+    ids=["neither", "both", "no row", "no count", "no target"],
 )
 def test_a_plan_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
