@@ -8,7 +8,7 @@ import torch
 
 from midstep.records import UpdateRecord
 
-ALWAYS = {"clip_max_norm", "stage_seconds"}
+ALWAYS = {"clip_max_norm", "decay_exponent", "stage_seconds"}
 AT_TIMES = {
     "grad_norms", "grad_norms_by_group", "update_norm", "update_norms", "weight_norms",
     "update_to_weight", "naive_update_norm", "memory_bytes",

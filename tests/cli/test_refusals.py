@@ -50,7 +50,7 @@ def recipe(tmp_path: Path) -> Path:
         ("train language --schedule inverse-sqrt", "Give `--warmup` in updates"),
         ("train language --seed -1", "must be from 0"),
         ("train language --seed 4294967296", "must be from 0"),
-        ("trane", "Did you mean 'train'?"),
+        ("trane", "Did you mean 'train'"),
         ("--wrong", "See `midstep --help`."),
     ],
 )
