@@ -1,5 +1,6 @@
 """Planning: what fits, what it costs to make it fit, and whether that is so when it is run."""
 
+from .budget import recompute_within
 from .peaks import Peak, peak_of, storage_bytes
 from .planner import plan
 from .result import Checked, Plan
@@ -16,5 +17,6 @@ __all__ = [
     "Tradeoff",
     "measure_tradeoff",
     "parity",
+    "recompute_within",
     "Way",
 ]

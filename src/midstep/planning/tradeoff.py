@@ -24,7 +24,7 @@ from ..recomputing import recompute, repeated_blocks
 from ..snapshot import Buffers, RandomState
 from .peaks import peak_of
 
-__all__ = ["Tradeoff", "measure_tradeoff", "parity"]
+__all__ = ["Runner", "Tradeoff", "measure_tradeoff", "parity"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def measure_tradeoff(
     found = list(repeated_blocks(model).values()) if blocks is None else list(blocks)
     choices = [0, *(every if every is not None else range(1, len(found) + 1))]
     before, buffers = RandomState.capture(), Buffers(model)
-    run = _Runner(model, loss, found, before, buffers)
+    run = Runner(model, loss, found, before, buffers)
     try:
         run.once(0)  # warm
         plain = run.gradients(0)
@@ -120,7 +120,7 @@ def parity(
     """
     found = list(repeated_blocks(model).values()) if blocks is None else list(blocks)
     before, buffers = RandomState.capture(), Buffers(model)
-    run = _Runner(model, loss, found, before, buffers)
+    run = Runner(model, loss, found, before, buffers)
     try:
         a, b = (run.all(k) for k in (0, every))
     finally:
@@ -130,8 +130,16 @@ def parity(
     return {name: _gap(a[name], b[name]) for name in a}
 
 
-class _Runner:
-    """Runs forward and backward from the same random state and buffers each time."""
+class Runner:
+    """Runs forward and backward from the same random state and buffers each time.
+
+    Args:
+        model: Changed while it runs only.
+        loss: Runs it on a batch. Shape [].
+        blocks: Which are run again.
+        state: Of the random streams, put back before each run.
+        buffers: Put back, too.
+    """
 
     def __init__(
         self,
@@ -149,6 +157,7 @@ class _Runner:
         self._device = next(model.parameters()).device
 
     def once(self, every: int) -> Tensor:
+        """Run once, with every k blocks run again together; 0 for none."""
         self._model.zero_grad()
         self._state.restore()
         self._buffers.restore()
@@ -162,10 +171,12 @@ class _Runner:
         return value.detach()
 
     def gradients(self, every: int) -> list[Tensor]:
+        """Give the gradients of a run."""
         self.once(every)
         return [p.grad.clone() for p in self._model.parameters() if p.grad is not None]
 
     def all(self, every: int) -> dict[str, list[Tensor]]:
+        """Give all that a run leaves."""
         value = self.once(every)
         return {
             "loss": [value],
@@ -175,10 +186,12 @@ class _Runner:
         }
 
     def peak(self, every: int) -> int:
+        """Give the most bytes that a run held, beyond those held before."""
         self._model.zero_grad()  # what is released within must have been allocated within
         return peak_of(lambda: self.once(every), self._device).num_bytes
 
     def seconds(self, every: int) -> float:
+        """Time a run."""
         started = time.perf_counter()
         self.once(every)
         if self._device.type == "cuda":
