@@ -11,6 +11,7 @@ import torch
 from .arithmetic.decay import DecayExponents
 from .clip.rule import Attempt, Decision
 from .clock import Clock
+from .observers.readings import joined
 from .precision import LossScale
 from .rates import Rates
 from .records import UpdateRecord, Verdict
@@ -107,7 +108,7 @@ class Books:
         loss_means = window.tally.loss_means()
         extra = ending.extra
         if any(self._decays.totals):
-            extra = {**extra, "decay_exponent": list(self._decays.totals)}
+            extra = joined(extra, {"decay_exponent": list(self._decays.totals)})
         return UpdateRecord(
             update=update,
             step=self.clock.step,

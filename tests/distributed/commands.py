@@ -91,5 +91,7 @@ def assert_same_run(one: Path, other: Path, *, rel: float = 1e-6) -> None:
         for a, b in zip(ours, theirs, strict=True):
             assert a.keys() == b.keys()
             for key in a:
-                wanted = a[key] if isinstance(a[key], str) else pytest.approx(a[key], rel=rel)
+                # A step of Adam divides by moments: what rounds in them counts for more.
+                near = 1e-3 if key.startswith("update_") else rel
+                wanted = a[key] if isinstance(a[key], str) else pytest.approx(a[key], rel=near)
                 assert b[key] == wanted, (key, a, b)

@@ -113,6 +113,7 @@ def test_numbers_by_tensor_are_those_of_the_whole_tensor_on_every_rank(kind: str
         extra = found["extra"]
         assert extra.pop("memory_bytes") > 0
         assert len(extra.pop("stage_seconds")) == 5
+        assert len(extra.pop("decay_exponent")) == 1
         assert extra.keys() == wanted.keys()
         assert extra["grad_largest_in"] == wanted["grad_largest_in"]
         for name, value in wanted.items():

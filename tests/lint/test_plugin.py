@@ -13,8 +13,7 @@ LOOP = "for x, y in loader:\n    criterion(model(x), y).backward()\n    optimize
 def flake8(tmp_path: Path, text: str) -> list[str]:
     (tmp_path / "train.py").write_text(text, encoding="utf-8")
     (tmp_path / "setup.cfg").write_text(
-        "[flake8]\nselect = MS\n"
-        "[flake8:local-plugins]\nextension =\n    MS = midstep.lint.plugin:Plugin\n",
+        "[flake8]\nselect = MS\n",
         encoding="utf-8",
     )
     command = [sys.executable, "-m", "flake8", "--config", "setup.cfg", "train.py"]

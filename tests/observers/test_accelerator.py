@@ -128,6 +128,7 @@ def test_the_noise_scale_is_brought_up_to_date_in_the_order_of_the_updates(devic
     for fields, there in zip(found, wanted, strict=True):
         unit = there.pop("noise_scale_unit")
         assert fields.pop("noise_scale_unit") == unit
+        assert fields.pop("decay_exponent") == there.pop("decay_exponent")
         assert fields == pytest.approx(there, rel=1e-9)
     assert state == pytest.approx(fresh.state_dict(), rel=1e-9)
 

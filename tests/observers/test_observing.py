@@ -86,7 +86,7 @@ def test_an_observer_looks_at_every_nth_update() -> None:
     updater = updater_of([GradNorms(every=3), Memory(every=2)])
     found = [sorted(record.extra) for record in run(updater, 6)]
     norms, memory = ["grad_norms", "grad_norms_by_group"], ["memory_bytes"]
-    always = ["clip_max_norm"]
+    always = ["clip_max_norm", "decay_exponent"]
     assert found == [
         always,
         [*always, *memory],

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .observer import Reading
 
-__all__ = ["Unread", "fields_of"]
+__all__ = ["Unread", "fields_of", "joined"]
 
 
 def fields_of(readings: Sequence[Reading], known: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -29,6 +29,19 @@ def fields_of(readings: Sequence[Reading], known: Mapping[str, Any]) -> Mapping[
         for r in readings
     )
     return dict(unread) if on_host else unread
+
+
+def joined(fields: Mapping[str, Any], known: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add fields that are known to those of a record, without reading what is not read yet.
+
+    Args:
+        fields: As `fields_of` made them.
+        known: What is added.
+    """
+    if not isinstance(fields, Unread):
+        return {**fields, **known}
+    fields.add(known)
+    return fields
 
 
 class Unread(Mapping[str, Any]):
@@ -59,6 +72,10 @@ class Unread(Mapping[str, Any]):
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:
         return dict, (self._read(),)
+
+    def add(self, known: Mapping[str, Any]) -> None:
+        """Take fields that are known already. No host sync."""
+        self._fields.update(known)
 
     def _read(self) -> dict[str, Any]:
         if self._readings:

@@ -47,7 +47,7 @@ def watch(
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(2, 1)
-        >>> with watch() as recorder:
+        >>> with watch(find_optimizers=False) as recorder:
         ...     model(torch.ones(3, 2)).mean().backward()
         >>> [type(event).__name__ for event in recorder.events]
         ['Backward']
