@@ -16,6 +16,7 @@ from test_records import record_of
 
 from midstep.errors import MidstepError
 from midstep.report import judge, read
+from midstep.report.verdict.facts import facts_of
 
 
 def write(path: Path, *records: Any) -> Path:
@@ -278,3 +279,21 @@ def test_a_folder_without_a_log_and_a_path_that_is_not_there_are_refused(tmp_pat
     (tmp_path / "updates.jsonl").write_text("")
     with pytest.raises(MidstepError, match="no update yet"):
         read(tmp_path)
+
+
+def test_what_an_update_was_over_and_its_decay_are_facts_of_a_run(tmp_path: Path) -> None:
+    log = tmp_path / "updates.jsonl"
+    rows = [
+        {
+            "update": n, "step": n, "verdict": "applied", "denominators": {"loss": count},
+            "loss_means": {"loss": 1.0}, "loss_mean": 1.0, "lr": [0.1, 0.01],
+            "decay_exponent": [0.01 * n, 0.0],
+        }
+        for n, count in enumerate([512, 384, 500, 128], start=1)
+    ]  # fmt: skip
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read(log)
+    assert run.column("decay_exponent").tolist() == [0.01, 0.02, 0.03, 0.04]
+    facts = facts_of(run)
+    assert facts["effective batch"] == "381 targets an update on average (128 to 512)"
+    assert facts["decay exponent"].startswith("0.04, 0")

@@ -101,7 +101,7 @@ class EffectiveBatch:
 
     def __str__(self) -> str:
         words = (
-            f"{self.mean:,.10g} targets an update on average "
+            f"{round(self.mean, 1):,.10g} targets an update on average "
             f"({self.smallest:,.10g} to {self.largest:,.10g})"
         )
         if self.share is None:

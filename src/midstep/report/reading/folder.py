@@ -18,7 +18,7 @@ __all__ = ["is_record", "json_lines", "read_folder"]
 _OURS = {"update", "verdict", "denominators", "loss_means"}
 _STAGES = ("data", "forward", "backward", "measure", "step")
 # Lists and maps that are folded into numbers, or are too wide to keep.
-_SPECIAL = {"lr", "denominators", "loss_means", "moments", "stage_seconds"}
+_SPECIAL = {"lr", "decay_exponent", "denominators", "loss_means", "moments", "stage_seconds"}
 
 
 def is_record(values: Mapping[str, Any]) -> bool:
@@ -102,9 +102,7 @@ def _add(values: Mapping[str, Any], columns: Columns, tables: dict[str, Table]) 
             tables.setdefault(key, Table()).add(columns.length, _numbers(value))
         elif type(value) is str and (number := number_of(value)) is not None:
             row[key] = number
-    for group, rate in enumerate(values.get("lr", ())):
-        if (number := number_of(rate)) is not None:
-            row["lr" if group == 0 else f"lr.{group}"] = number
+    row |= _by_group(values)
     for name in ("denominators", "loss_means"):
         terms = _numbers(values.get(name) or {})
         if len(terms) > 1:
@@ -120,6 +118,16 @@ def _add(values: Mapping[str, Any], columns: Columns, tables: dict[str, Table]) 
         middle = sorted(microbatches)[len(microbatches) // 2]
         row["microbatch_spread"] = max(microbatches) / middle if middle else float("nan")
     columns.add(row)
+
+
+def _by_group(values: Mapping[str, Any]) -> dict[str, float]:
+    """Give one column a parameter group; the first has the plain name."""
+    numbers = (
+        (name if group == 0 else f"{name}.{group}", number_of(value))
+        for name in ("lr", "decay_exponent")
+        for group, value in enumerate(values.get(name, ()))
+    )
+    return {name: number for name, number in numbers if number is not None}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

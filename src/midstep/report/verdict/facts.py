@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...arithmetic import EffectiveBatch
 from ..run import Run
 from .clipping import clipping_words
 from .measures import finite, short, stepped
@@ -39,6 +40,13 @@ def facts_of(run: Run) -> dict[str, str]:
         facts["rate"] = f"{rates.max():.3g} at most, {rates[-1]:.3g} at last"
     if run.has("targets"):
         facts["targets"] = f"{np.nansum(run.column('targets')):,.0f}"
+        _, counts = stepped(run, "targets")
+        if len(counts):
+            facts["effective batch"] = str(EffectiveBatch.of_counts(counts.tolist()))
+    if run.has("decay_exponent"):
+        groups = (n for n in run.columns if n.split(".")[0] == "decay_exponent")
+        last = [f"{finite(run.column(name))[-1]:.3g}" for name in groups if run.has(name)]
+        facts["decay exponent"] = f"{', '.join(last)}: sum of rate x decay, by group"
     speeds = finite(run.targets_per_second)
     if len(speeds):
         facts["speed"] = f"{np.median(speeds):,.0f} targets/s"
