@@ -171,7 +171,7 @@ def _lines(found: RangeTest, base: float, end: float) -> Iterator[str]:
     if found.is_warm:
         yield "from weights that were trained already: it speaks of these"
     yield ""
-    yield "A range to search in, not an optimum: a few hundred updates from one start."
+    yield "A range to search in, not an optimum: one short run from one start."
     place = "below" if base < reading.lower.lr else "above" if base > reading.upper.lr else "within"
     yield f"The recipe's own rate, {base:.1e}, is {place} lower .. upper."
 

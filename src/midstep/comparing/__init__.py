@@ -6,7 +6,6 @@ are larger than the spread over the seeds.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,7 @@ def run_grid(
         if on_end is not None:
             on_end(num_ended, len(cells), cell, ending)
 
-    with contextlib.suppress(FileExistsError):
-        grid.path.mkdir(parents=True)
+    grid.path.mkdir(parents=True, exist_ok=True)
     run_cells(
         grid.recipe,
         cells,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..clip.quantile import quantile
 from ..records import UpdateRecord
 from .cell import Ending, ending_of
 from .grid import Cell
@@ -148,9 +149,7 @@ def rows_of(cells: Sequence[Cell]) -> Comparison:
 def _row(name: str, cells: Sequence[Cell]) -> Row:
     records = [list(_records(cell.path)) for cell in cells]
     applied = [record for run in records for record in run if record.applied]
-    norms = sorted(
-        r.grad_norm for r in applied if r.grad_norm is not None and math.isfinite(r.grad_norm)
-    )
+    norms = [r.grad_norm for r in applied if r.grad_norm is not None and math.isfinite(r.grad_norm)]
     coefficients = [r.clip_coefficient for r in applied if r.clip_coefficient is not None] or [1.0]
     sizes = [r.extra["update_norm"] for r in applied if "update_norm" in r.extra]
     is_lost = [ending_of(cell.path) is not Ending.COMPLETE for cell in cells]
@@ -163,7 +162,7 @@ def _row(name: str, cells: Sequence[Cell]) -> Row:
         num_lost=sum(is_lost),
         targets=sum(sum(r.denominators.values()) for run in records for r in run) / len(cells),
         clipped=sum(r.clipped for r in applied) / max(1, len(applied)),
-        norms=(_quantile(norms, 0.5), _quantile(norms, 0.9), _quantile(norms, 0.99)),
+        norms=_norm_quantiles(norms),
         mean_coefficient=statistics.fmean(coefficients),
         least_coefficient=min(coefficients),
         update_norm=statistics.median(sizes) if sizes else None,
@@ -182,13 +181,10 @@ def _last_held_out(path: Path) -> float:
     return float(json.loads(lines[-1])["loss_mean"])
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    if not values:
-        return math.nan
-    at = share * (len(values) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (at - low) * (values[high] - values[low])
+def _norm_quantiles(norms: Sequence[float]) -> tuple[float, float, float]:
+    if not norms:
+        return math.nan, math.nan, math.nan
+    return quantile(norms, 0.5), quantile(norms, 0.9), quantile(norms, 0.99)
 
 
 def _cells(row: Row) -> str:

@@ -94,10 +94,10 @@ def lr_range(
     by a rule that takes negative and bounded losses, or is no longer finite. On several ranks the
     losses are global, so that all stop together.
 
-    What it finds is a search interval and no optimum: a range test reads stability over a few
-    hundred updates from one start. Weights, optimizer, scale, clip statistics, clocks, random
-    streams, place in the data and gradients are put back to the last bit, also after an error or
-    Ctrl-C. More updates give lower bounds: more of the fall is done before.
+    What it finds is a search interval and no optimum: a range test reads stability in one short
+    run. Weights, optimizer, scale, clip statistics, clocks, random streams, place in the data and
+    gradients are put back to the last bit, also after an error or Ctrl-C. More updates give lower
+    bounds: more of the fall is done before.
 
     Costs at most `repeats * num_updates` updates, and a copy of weights and optimizer state.
 
