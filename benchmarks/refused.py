@@ -52,7 +52,7 @@ def hot_norm(num_entries: int) -> list[float]:
                 others.add_(1.0)
 
         way = {"norm": lambda: tensor_norms([grad])}
-        found[is_hot] = paired(way, rounds=9, before=before)["norm"]
+        found[is_hot] = paired(way, rounds=9, prepare={"norm": before})["norm"]
     return ratios(found[True], found[False])
 
 

@@ -134,19 +134,10 @@ def time_steps(
     }
     if tutorial:
         ways["tutorial"] = (bench.fill, plain["tutorial"])
-    turn = iter(())
-
-    def before() -> None:
-        nonlocal turn
-        prepare = next(turn, None)
-        if prepare is None:
-            turn = iter([prepare for prepare, _ in ways.values()])
-            prepare = next(turn)
-        prepare()
-
     ready = torch.cuda.synchronize if device == "cuda" else lambda: None
+    prepare = {name: first for name, (first, _) in ways.items()}
     only = {name: way for name, (_, way) in ways.items()}
-    found = paired(only, rounds=rounds, warmup=1, before=before, ready=ready)
+    found = paired(only, rounds=rounds, warmup=1, prepare=prepare, ready=ready)
     found["bytes of the addition"] = [12.0 * a.numel()]
     found["bytes of the step"] = [32.0 * bench.num]
     return found

@@ -6,10 +6,12 @@ the median over the rounds, and the median of each round's ratio to the first al
 
 import datetime as dt
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -28,25 +30,29 @@ def paired(
     *,
     rounds: int = 15,
     warmup: int = 2,
-    before: Callable[[], object] = lambda: None,
+    prepare: Mapping[str, Callable[[], object]] = MappingProxyType({}),
     ready: Callable[[], object] = lambda: None,
 ) -> dict[str, list[float]]:
     """Run every way once a round, in turns, and give the seconds of each round.
+
+    Every round has another order, the same in each run, so that what a way leaves behind (a cold
+    cache, freed pages) does not always meet the same neighbour.
 
     Args:
         ways: What to time, by name.
         rounds: How often each is timed.
         warmup: Rounds before those, which are not counted.
-        before: Called before each way, and not timed.
+        prepare: What is called before a way, by its name, and not timed.
         ready: Waits until a device has done what was asked of it.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names, order = list(ways), random.Random(0)
     for index in range(warmup + rounds):
-        for name, way in ways.items():
-            before()
+        for name in order.sample(names, len(names)):
+            prepare.get(name, lambda: None)()
             ready()
             started = time.perf_counter()
-            way()
+            ways[name]()
             ready()
             if index >= warmup:
                 seconds[name].append(time.perf_counter() - started)
