@@ -127,7 +127,7 @@ class Culprit:
 
 
 def unread_error(
-    names: Sequence[str], microbatch: int | None, *, norm: float, update: int
+    names: Sequence[str], microbatch: int | None, *, norm: float, update: int, elsewhere: bool
 ) -> NonFiniteGradient:
     """Say what is known of a gradient that is not finite when it is gone already.
 
@@ -136,6 +136,7 @@ def unread_error(
         microbatch: The first whose loss was not finite.
         norm: Of all gradients.
         update: Which attempt it was.
+        elsewhere: Whether a microbatch of another rank had such a loss.
     """
     shown = ", ".join(f"`{name}`" for name in names[:5])
     if len(names) > 5:
@@ -144,11 +145,13 @@ def unread_error(
     if not names:
         fact = f"the gradient has a norm of {norm:.3g}, for which the step has no factor in float32"
     where = (
-        f"microbatch {microbatch} of the window (from 0) brought it"
-        if microbatch is not None
-        else "every loss was finite, so the microbatch does not show; pass `lazy=False` to find it "
-        "and to count the entries"
+        "every loss was finite, so the microbatch does not show; pass `lazy=False` to find it and "
+        "to count the entries"
     )
+    if microbatch is not None:
+        where = f"microbatch {microbatch} of the window (from 0) brought it"
+    elif elsewhere:
+        where = "a microbatch of another rank brought it, whose error names it"
     return NonFiniteGradient(
         f"Update {update}: {fact}; {where}. It is told one update later, as this Updater is lazy: "
         "weights, optimizer state and schedule are as they were before it. Look at that "

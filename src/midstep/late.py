@@ -9,6 +9,7 @@ out not to be sound has changed nothing: the kernel left weights and optimizer s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from .clip.rule import DecidesUnread, Decision, Rule
 from .ending import Books
+from .errors import MidstepError
 from .gradients import Gradients
 from .nonfinite import Policy
 from .observers.observer import Subject
-from .observers.observing import Observing
+from .observers.observing import Observing, clip_fields
 from .records import UnreadRecord
 from .stepping import is_begun, skips_on_device
 from .unread import Unread, launched
@@ -38,8 +40,9 @@ class Late:
         nonfinite: What to do with an update that was not sound.
         books: What ticks and writes the record.
         commit: Called with the decision on an update that was applied.
-        observing: Who looks at updates; gives what a record holds beside its own fields.
-        wanted: Whether the caller asks for it; None for where it pays.
+        observing: Who looks at updates; one that is due is not launched.
+        wanted: Whether the caller asks for it; None for where it pays: on one rank, on an
+            accelerator.
 
     Attributes:
         is_on: Whether any update is launched at all.
@@ -64,27 +67,36 @@ class Late:
         self._nonfinite = nonfinite
         self._books = books
         self._commit = commit
-        self._extra = observing.extra
+        self._observing = observing
+        self._ranks = subject.ranks
         self._names: Mapping[Tensor, str] = dict(
             zip(subject.parameters, subject.names, strict=True)
         )
         self._unread: Unread | None = None
         why = _why_eager(subject.optimizer, rule, nonfinite)
-        if subject.ranks is not None:
-            why = "the ranks tell each other on the host what a window is over"
-        elif observing.has_observers:
-            why = "its observers look at every update on the host"
+        if why is None and subject.ranks is not None:
+            why = subject.ranks.why_eager(rule.p)
         if wanted and why is not None:
             raise ValueError(
                 f"`Updater(lazy=True)`: {why}; so each update must be looked at before the next "
                 "can begin. Change that, or leave `lazy` out."
             )
-        on_host = any(p.is_cpu for p in subject.parameters)
-        self.is_on = wanted if wanted is not None else why is None and not on_host
+        pays = subject.ranks is None and not any(p.is_cpu for p in subject.parameters)
+        self.is_on = wanted if wanted is not None else why is None and pays
 
-    def can_take(self, gradients: Gradients) -> bool:
-        """Whether this update can be launched: dense, on one device, the optimizer begun."""
-        if not self.is_on:
+    @property
+    def next_update(self) -> int:
+        """The number of an update that is about to begin."""
+        return self._books.clock.update + 1 + (self._unread is not None)
+
+    def can_take(self, window: Window[Any], gradients: Gradients) -> bool:
+        """Whether this update can be launched: nobody looks, dense, one device, optimizer begun.
+
+        The same on all ranks, which share what they are asked about.
+        """
+        if not self.is_on or self._observing.is_due or not any(window.denominators.values()):
+            return False
+        if self._ranks is not None and not self._is_launched_alike(window, gradients):
             return False
         device = gradients.tensors[0].device
         return (
@@ -93,7 +105,7 @@ class Late:
             and is_begun(self._optimizer)
         )
 
-    def launch(self, window: Window[Any], gradients: Gradients, *, seconds: float) -> UnreadRecord:
+    def launch(self, window: Window[Any], gradients: Gradients, *, started: float) -> UnreadRecord:
         """Step on a window without a look. No host sync."""
         assert isinstance(self._rule, DecidesUnread)
         clock = self._books.clock
@@ -104,12 +116,13 @@ class Late:
             self._rule,
             self._books.loss_scale,
             step=clock.step,
-            seconds=seconds,
+            seconds=time.perf_counter() - started,
+            copies=None if self._ranks is None else self._ranks.copies,
         )
-        return self._unread.record_of(self.settle, update=clock.update + 1)
+        return self._unread.record_of(self._asked, update=clock.update + 1)
 
     def settle(self) -> None:
-        """Read what was launched, and do what had to wait for it.
+        """Read what was launched, and do what had to wait for it. On several ranks all must.
 
         Raises:
             NonFiniteGradient: By policy.
@@ -118,15 +131,32 @@ class Late:
         unread, self._unread = self._unread, None
         if unread is None:
             return
+        try:
+            self._tell(unread)
+        except MidstepError as error:
+            error.on_all_ranks = True  # they were told the same numbers
+            raise
+
+    def _asked(self) -> None:
+        """Settle because a record is read, maybe on this rank alone: then the others hear of it."""
+        try:
+            self.settle()
+        except MidstepError as error:
+            error.on_all_ranks = False
+            if self._ranks is None:
+                raise
+            with self._ranks.failing():
+                raise
+
+    def _tell(self, unread: Unread) -> None:
         clock, loss_scale = self._books.clock, self._books.loss_scale
         told = unread.read()
-        extra = self._extra(told.decision.threshold if told.is_applied else None)
+        extra = clip_fields(told.decision.threshold if told.is_applied else None)
         ending = unread.ending(told, loss_scale=loss_scale.value, extra=extra)
         if told.is_applied:
             self._commit(told.decision)
         else:
-            is_clean = unread.first_bad_microbatch() is None
-            explained = is_clean and loss_scale.explains_overflow()
+            explained = not unread.has_bad_loss() and loss_scale.explains_overflow()
             if not self._nonfinite.goes_on(clock.skipped_in_a_row, explained=explained):
                 update = clock.update + 1
                 unread.fill(self._books.record_of(unread.window, ending, update=update))
@@ -135,6 +165,12 @@ class Late:
         record = self._books.tick(unread.window, ending)
         unread.fill(record)
         self._books.publish(record)
+
+    def _is_launched_alike(self, window: Window[Any], gradients: Gradients) -> bool:
+        """Whether its loss is counted ahead, and squares of norms stay in range."""
+        tally = window.tally
+        is_known = tally.counts is not None and not tally.is_agreed
+        return is_known and not any(t.dtype is torch.float64 for t in gradients.tensors)
 
     def forget(self) -> None:
         """Settle nothing: the state that it would change is about to be replaced."""

@@ -14,64 +14,73 @@ from .ranks import Ranks
 from .stepping import parameters_of
 from .window import Window
 
-__all__ = ["bring_", "is_finite_here", "measured"]
+__all__ = ["agree", "bring_", "gathered", "is_finite_here"]
 
 
-def measured(
-    window: Window[Any],
-    optimizer: torch.optim.Optimizer,
-    rule: Rule,
-    ranks: Ranks | None,
-    *,
-    each: bool = False,
+def gathered(
+    window: Window[Any], optimizer: torch.optim.Optimizer, ranks: Ranks | None
 ) -> Gradients:
     """Take the gradients of a window as its backwards left them; their factor is still to come.
 
     On several ranks this is where they are added up, where a rank without a last microbatch has yet
-    to take part; norm, loss sums and streamed counts then travel together in one small collective.
+    to take part. Nothing is read.
 
     Args:
         window: Whose backwards are done.
         optimizer: What it steps.
-        rule: Asks for the norm.
         ranks: The other ranks; None for one alone.
-        each: Whether anyone beside the rule asks for the norm of each gradient.
 
     Raises:
         WindowError: No parameter got a gradient.
     """
     parameters = parameters_of(optimizer)
-    if ranks is not None:
-        return _shared(window, parameters, rule, ranks, each=each or needs_each(rule))
-    gradients = Gradients(parameters)
-    if not gradients.tensors and any(window.denominators.values()):
-        raise no_gradient_error()
-    return gradients
-
-
-def _shared(
-    window: Window[Any],
-    parameters: list[torch.Tensor],
-    rule: Rule,
-    ranks: Ranks,
-    *,
-    each: bool,
-) -> SharedGradients:
-    ranks.parallel.finish()
-    gradients = SharedGradients(parameters, ranks.sharing)
-    tally = window.tally
-    if tally.is_agreed:  # `gradients_()` came before
+    if ranks is None:
+        gradients = Gradients(parameters)
+        if not gradients.tensors and any(window.denominators.values()):
+            raise no_gradient_error()
         return gradients
-    own = [ranks.sharing.own_factor(p) for p in gradients.parameters]
-    if any(factor != 1.0 for factor in own):
-        gradients.mul_each_(own)
-        gradients.apply_()
+    ranks.parallel.finish()
+    shared = SharedGradients(parameters, ranks.sharing)
+    own = [ranks.sharing.own_factor(p) for p in shared.parameters]
+    if not window.tally.is_agreed and any(factor != 1.0 for factor in own):
+        shared.mul_each_(own)
+        shared.apply_()
+    return shared
+
+
+def agree(
+    window: Window[Any],
+    gradients: Gradients,
+    rule: Rule,
+    ranks: Ranks | None,
+    *,
+    each: bool = False,
+) -> None:
+    """Have all ranks know norm, loss sums and streamed counts, in one small collective.
+
+    Args:
+        window: Whose gradients were gathered.
+        gradients: These.
+        rule: Asks for the norm.
+        ranks: The other ranks; None for one alone, which knows all it needs.
+        each: Whether anyone beside the rule asks for the norm of each gradient.
+
+    Raises:
+        CountMismatch: A loss carried another count than its window found.
+    """
+    tally = window.tally
+    tally.check_unread()
+    if not isinstance(gradients, SharedGradients) or ranks is None:
+        return
+    if tally.is_agreed:  # `gradients_()` came before
+        return
     terms = sorted(tally.denominators) or ["loss"]
     ride = [tally.loss_sum(term) for term in terms]
     is_streamed = tally.counts is None
     if is_streamed:
         ride.append(tally.denominators.get("loss", 0))
     claims = ranks.parallel.claims()
+    each = each or needs_each(rule)
     sums = gradients.measure(rule.p, each=each, ride=[*ride, *claims])
     ranks.parallel.settle(sums[len(ride) :])
     sums = [total / ranks.copies for total in sums[: len(ride)]]
@@ -79,14 +88,14 @@ def _shared(
     tally.agree(denominators, dict(zip(terms, sums, strict=True)))
     if not math.isfinite(gradients.norm(rule.p)):
         ranks.parallel.forget_calls()
-    return gradients
 
 
 def bring_(
     window: Window[Any], optimizer: torch.optim.Optimizer, rule: Rule, ranks: Ranks | None
 ) -> None:
     """Bring the true gradients of a window into every `.grad`, before its step."""
-    gradients = measured(window, optimizer, rule, ranks)
+    gradients = gathered(window, optimizer, ranks)
+    agree(window, gradients, rule, ranks)
     if any(window.denominators.values()):
         gradients.mul_(float(window.unit))
         gradients.apply_()

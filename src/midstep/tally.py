@@ -193,6 +193,21 @@ class Tally:
         for sums in self._loss_sums.values():
             sums[:] = [next(numbers) if isinstance(s, Tensor) else s for s in sums]
 
+    def unread_total(self, term: str) -> Tensor | None:
+        """Add up a term's loss over this rank and leave it there; None where it has none."""
+        sums = [s for s in self._loss_sums.get(term, ()) if isinstance(s, Tensor)]
+        return torch.stack(sums).double().sum() if sums else None
+
+    def check_unread(self) -> None:
+        """Read the counts that losses carried.
+
+        Raises:
+            CountMismatch: One is another than the window found.
+        """
+        for count in self.unread_counts:
+            count.check()
+        self.unread_counts.clear()
+
     def first_nonfinite(self) -> int | None:
         """Find the first microbatch whose loss was inf or nan."""
         firsts = [

@@ -9,6 +9,7 @@ is looked at before the next step is launched, when the copy has long arrived.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from torch import Tensor
 from .blame import unread_error
 from .clip.rule import DecidesUnread, Decision
 from .ending import Ending
-from .gradients import Gradients, unread_norms, wide_dtype
+from .errors import WindowError
+from .gradients import Gradients, wide_dtype
 from .precision import LossScale
 from .records import UnreadRecord, UpdateRecord, Verdict
 from .stepping import step_unread
@@ -57,6 +59,7 @@ class Unread:
         lr: The rate of each group: numbers, or copies of tensors.
         seconds: Until it was launched.
         threshold: What the clip rule held it against.
+        terms: Whose loss sums over all ranks come with the numbers; none on one rank.
     """
 
     window: Window[Any]
@@ -64,6 +67,7 @@ class Unread:
     lr: list[float | Tensor]
     seconds: float
     threshold: float | None
+    terms: Sequence[str]
     _numbers: Tensor
     _event: torch.Event | None
     _record: UnreadRecord | None = None
@@ -89,9 +93,10 @@ class Unread:
         assert self._record is not None
         self._record.fill(record)
 
-    def first_bad_microbatch(self) -> int | None:
-        """The first whose loss was not finite, once read."""
-        return self.window.tally.first_nonfinite()
+    def has_bad_loss(self) -> bool:
+        """Whether the loss of a microbatch, of any rank, was not finite; once read."""
+        means = self.window.tally.loss_means().values()
+        return not all(mean is None or math.isfinite(mean) for mean in means)
 
     def ending(self, told: Told, *, loss_scale: float, extra: Mapping[str, Any]) -> Ending:
         """How it ended.
@@ -118,17 +123,19 @@ class Unread:
         """Wait until the copy has arrived, which it has long since when another update came.
 
         Raises:
-            CountMismatch: A loss carried another count than the window found; nothing was stepped.
+            WindowError: A loss carried another count than the window found; nothing was stepped.
         """
         if self._event is not None:
             self._event.synchronize()
-        norm, coefficient, found_inf, *rest = self._numbers.tolist()  # of host memory
-        norms, losses = rest[: len(self.parameters)], rest[len(self.parameters) :]
-        self.window.tally.read(iter(losses))
-        if found_inf:
-            for count in self.window.tally.unread_counts:
-                count.check()
-        self.window.tally.unread_counts.clear()
+        norm, coefficient, found_inf, is_off, *rest = self._numbers.tolist()  # of host memory
+        numbers, tally = iter(rest), self.window.tally
+        norms = [next(numbers) for _ in self.parameters]
+        tally.read(numbers)
+        tally.agree({}, dict(zip(self.terms, numbers, strict=True)))
+        if is_off:
+            tally.check_unread()
+            raise _counted_otherwise()
+        tally.unread_counts.clear()
         return Told(
             not found_inf,
             norm,
@@ -140,7 +147,10 @@ class Unread:
         """Say what is not finite, as far as it is known once the gradients are gone."""
         bad = [names[i] for i in told.bad]
         microbatch = self.window.tally.first_nonfinite()
-        return unread_error(bad, microbatch, norm=told.grad_norm, update=update)
+        elsewhere = microbatch is None and self.has_bad_loss()
+        return unread_error(
+            bad, microbatch, norm=told.grad_norm, update=update, elsewhere=elsewhere
+        )
 
 
 @torch.no_grad()
@@ -153,10 +163,12 @@ def launched(
     *,
     step: int,
     seconds: float,
+    copies: int | None,
 ) -> Unread:
     """Launch one update: norm, verdict, factor, step and loss scale, with nothing read.
 
-    One read of the gradients and the optimizer's own pass; the rest are numbers.
+    One read of the gradients and the optimizer's own pass; the rest are numbers. On several ranks
+    one small collective, for which the host does not wait either.
 
     Args:
         window: Its gradients are complete.
@@ -166,27 +178,42 @@ def launched(
         loss_scale: Moves on the device.
         step: Applied updates so far.
         seconds: What the window took.
+        copies: How many ranks see the same data; None on one rank.
     """
-    device = gradients.tensors[0].device
+    device, tally = gradients.tensors[0].device, window.tally
     wide = wide_dtype(device)
-    norms = unread_norms(gradients.tensors, rule.p)
+    zero = torch.zeros((), dtype=wide, device=device)
+    gaps = [count.gap().abs().to(device, wide) for count in tally.unread_counts]
+    # Written so that nan is too far.
+    is_off = torch.stack([~(gap <= 1.0) for gap in gaps]).any().to(wide) if gaps else zero
+    terms: list[str] = [] if copies is None else sorted(tally.denominators)
+    totals = [tally.unread_total(term) for term in terms]
+    ride = torch.stack([is_off, *(zero if t is None else t.to(device, wide) for t in totals)])
+    norms, sums = gradients.unread_norms(rule.p, ride)
+    is_off = sums[0]
     unit = window.unit
     norm = torch.linalg.vector_norm(norms, rule.p) * unit
     coefficient, threshold = rule.decide_unread(norm, step)
     factor = coefficient * unit
     is_sound = norm.isfinite() & (factor > _SMALLEST) & (factor < _GREATEST)
     overflow = (~is_sound).float()
-    for count in window.tally.unread_counts:
-        # Written so that nan is too far; an error later, and no step now.
-        is_sound &= (count.gap().abs() <= 1.0).to(device)
+    is_sound &= is_off == 0.0  # an error later, and no step now
     found_inf = (~is_sound).float()
     rates = [_kept(group["lr"]) for group in optimizer.param_groups]
     step_unread(optimizer, gradients, factor, found_inf)
     loss_scale.update_unread(overflow)
-    scalars = [norm, coefficient, found_inf, *window.tally.unread_sums()]
+    scalars = [norm, coefficient, found_inf, is_off, *tally.unread_sums()]
     numbers = torch.stack([number.to(device, wide) for number in scalars])
-    host, event = _on_the_way(torch.cat([numbers[:3], norms, numbers[3:]]))
-    return Unread(window, gradients.parameters, rates, seconds, threshold, host, event)
+    told = torch.cat([numbers[:4], norms, numbers[4:], sums[1:] / (copies or 1)])
+    host, event = _on_the_way(told)
+    return Unread(window, gradients.parameters, rates, seconds, threshold, terms, host, event)
+
+
+def _counted_otherwise() -> WindowError:
+    return WindowError(
+        "On another rank a loss carried another count than its window found, so the mean would be "
+        "off by their ratio. Nothing was stepped. The error of that rank names the microbatch."
+    )
 
 
 def _kept(lr: float | Tensor) -> float | Tensor:

@@ -29,7 +29,7 @@ from .feed import Feed
 from .fitting import fitted
 from .gradients import Gradients
 from .late import Late
-from .measuring import bring_, is_finite_here, measured
+from .measuring import agree, bring_, gathered, is_finite_here
 from .nonfinite import Policy, Raise
 from .observers.observer import Observer, Subject
 from .observers.observing import Observing
@@ -80,7 +80,7 @@ class Updater:
         sinks: Called with each record, on every rank. One that fails warns once, and no more.
         accumulation: How gradients are added up; see `midstep.accumulation`. None as autograd does.
         lazy: Leave verdicts on the device; the host is told one update later, so that no update
-            waits (see `settle`). None does so on an accelerator where every stage can.
+            waits (see `settle`). None does so on one accelerator where every stage can.
 
     Raises:
         TypeError: The optimizer wants a closure, or a stage is no stage.
@@ -138,7 +138,7 @@ class Updater:
         self._ranks = ranks_of(model, names, parameters, sharding, check_replicas_every)
         self._books = Books(self.precision.loss_scale(), self.rates, sinks, self._ranks, optimizer)
         subject = Subject(model, optimizer, parameters, names, self._ranks)
-        self._observing = Observing(observers, subject, self._books.clock, names_of)
+        self._observing = Observing(observers, subject, lambda: self._late.next_update, names_of)
         order = (self.clip, self.nonfinite, self._books, self._commit)
         self._late = Late(subject, *order, observing=self._observing, wanted=lazy)
         driver = Driver(
@@ -319,15 +319,15 @@ class Updater:
     def _finish(self, window: Window[Any]) -> UpdateRecord:
         """Look, judge, clip, step, tick, record."""
         self.settle()
-        observing, each = self._observing, self._observing.needs_each
-        gradients = measured(window, self.optimizer, self.clip, self._ranks, each=each)
-        if not any(window.denominators.values()):
-            return self._end_empty(window)
-        if self._late.can_take(gradients):
-            seconds = time.perf_counter() - self._feed.started
-            record = self._late.launch(window, gradients, seconds=seconds)
+        observing = self._observing
+        gradients = gathered(window, self.optimizer, self._ranks)
+        if self._late.can_take(window, gradients):
+            record = self._late.launch(window, gradients, started=self._feed.started)
             self._feed.end(window)
             return record
+        agree(window, gradients, self.clip, self._ranks, each=observing.needs_each)
+        if not any(window.denominators.values()):
+            return self._end_empty(window)
         gradients.mul_(float(window.unit))
         grad_norm = gradients.norm(self.clip.p)
         observing.on_gradients(gradients)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .memory import editable, part_from_each_other
-from .norms import combined_norm, num_nonfinite, tensor_norms
+from .norms import combined_norm, num_nonfinite, tensor_norms, unread_norms
 
 __all__ = ["Gradients", "multiply_"]
 
@@ -100,6 +100,18 @@ class Gradients:
         entry is. (A norm beyond the largest float64 is given as that.)
         """
         return combined_norm(self.norms(p), p)
+
+    def unread_norms(self, p: float, ride: Tensor) -> tuple[Tensor, Tensor]:
+        """Measure the norm of each gradient, pending factors left out, and read none of them.
+
+        Args:
+            p: 2, or inf for the largest magnitude.
+            ride: Numbers to sum over the ranks along the way.
+
+        Returns:
+            The norms, of shape [len(self)], wide; and the sums.
+        """
+        return unread_norms(self.tensors, p), ride
 
     @property
     def has_parts(self) -> bool:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from .memory import editable
-from .norms import combined_norm, tensor_norms
+from .norms import combined_norm, tensor_norms, unread_norms
 from .pending import Gradients
 
 if TYPE_CHECKING:
@@ -84,6 +85,24 @@ class SharedGradients(Gradients):
         wholes, self._totals[p], sums = self._sharing.each(slots, owners, p, ride)
         self._norms[p] = [wholes[position] for position in self.positions]
         return sums
+
+    def unread_norms(self, p: float, ride: Tensor) -> tuple[Tensor, Tensor]:
+        """Measure the norm of each gradient whole, and read none: one small collective.
+
+        All ranks get the same numbers, to the last bit. Of order inf only where each holds copies.
+        """
+        own = unread_norms(self.tensors, p)
+        if math.isinf(p):  # of copies, which have the same largest entry
+            self._sharing.world.add_up_(ride)
+            return own, ride
+        shares = [1.0 / self._sharing.replicas(parameter) for parameter in self.parameters]
+        slots = torch.zeros(self._listed, dtype=own.dtype, device=own.device)
+        positions = torch.tensor(self.positions).to(own.device, non_blocking=True)
+        factors = torch.tensor(shares, dtype=own.dtype).to(own.device, non_blocking=True)
+        slots.index_copy_(0, positions, own.square() * factors)
+        numbers = torch.cat([slots, ride])
+        self._sharing.world.add_up_(numbers)
+        return numbers[positions].sqrt(), numbers[self._listed :]
 
     @property
     def has_parts(self) -> bool:

@@ -9,12 +9,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..clock import Clock
 from ..gradients import Gradients
 from .observer import Observer, OpenWindow, Reading, Subject
 from .readings import fields_of
 
-__all__ = ["Observing"]
+__all__ = ["Observing", "clip_fields"]
 
 
 class Observing:
@@ -23,7 +22,7 @@ class Observing:
     Args:
         observers: What looks, in the order of the fields in the record.
         subject: The parts of the updater.
-        clock: Whose updates are counted.
+        next_update: Gives the number of an update that is about to begin.
         names_of: Names parameters that were added later.
 
     Raises:
@@ -31,29 +30,29 @@ class Observing:
         NotImplementedError: One cannot look at a model that is shared among ranks in this way.
     """
 
-    __slots__ = ("_clock", "_due", "_names_of", "_observers", "_subject")
+    __slots__ = ("_due", "_names_of", "_next_update", "_observers", "_subject")
 
     def __init__(
         self,
         observers: Sequence[Observer],
         subject: Subject,
-        clock: Clock,
+        next_update: Callable[[], int],
         names_of: Callable[[nn.Module, Sequence[Tensor]], Sequence[str]],
     ) -> None:
         _check(observers)
         self._observers = list(observers)
         self._due: list[Observer] = []
         self._subject = subject
-        self._clock = clock
+        self._next_update = next_update
         self._names_of = names_of
         if observers:
             for observer in self._observers:
                 observer.attach(self._present())
 
     @property
-    def has_observers(self) -> bool:
-        """Whether there is anyone at all."""
-        return bool(self._observers)
+    def is_due(self) -> bool:
+        """Whether anyone looks at this update."""
+        return bool(self._due)
 
     @property
     def watches_microbatches(self) -> bool:
@@ -75,7 +74,7 @@ class Observing:
         self.end()
         if not self._observers:
             return
-        update = self._clock.update + 1
+        update = self._next_update()
         self._due = [o for o in self._observers if update % o.every == 0]
         if self._due:
             subject = self._present()
@@ -120,8 +119,7 @@ class Observing:
         Args:
             threshold: What the clip rule held the update against; None where there is none.
         """
-        has_threshold = threshold is not None and math.isfinite(threshold)
-        known: dict[str, Any] = {"clip_max_norm": threshold} if has_threshold else {}
+        known = clip_fields(threshold)
         if not self._due:
             return known
         readings = [reading for observer in self._due for reading in observer.read()]
@@ -163,6 +161,13 @@ class Observing:
             dataclasses.replace(r, numbers=next(wholes), is_part=False) if r.is_part else r
             for r in readings
         ]
+
+
+def clip_fields(threshold: float | None) -> dict[str, Any]:
+    """Give what a record says of a bound that an update was held against."""
+    if threshold is None or not math.isfinite(threshold):
+        return {}
+    return {"clip_max_norm": threshold}
 
 
 def _check(observers: Sequence[Observer]) -> None:

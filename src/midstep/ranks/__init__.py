@@ -107,6 +107,22 @@ class Ranks:
 
             check_replicas(self.world, self.parallel, self._names, self._parameters)
 
+    def why_eager(self, p: float) -> str | None:
+        """Say what the ranks must tell each other on the host when a window ends; None for nothing.
+
+        Args:
+            p: Order of the norm.
+        """
+        if not self.sharing.is_aligned or self.sharing.has_own:
+            return "ranks step parameters that others do not have"
+        if self.parallel.claims():
+            return "DDP with `find_unused_parameters=True` learns from the host which were used"
+        if self.sharing.has_parts and p != 2.0:
+            return f"a norm of order {p:g} over parts that lie on several ranks is made on the host"
+        if self._check_every is not None:
+            return "`check_replicas_every` has the ranks meet after updates, when all know of them"
+        return None
+
     def parts_here(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Give all that this window's backwards have left on this rank, without a collective."""
         from .locals import local_part

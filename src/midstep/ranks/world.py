@@ -53,18 +53,27 @@ class World:
     def sums(self, vectors: Sequence[Sequence[float] | Tensor]) -> list[Sequence[float] | Tensor]:
         """Add up vectors over all ranks, in float64, in one all-reduce for all of them.
 
-        Waits for no accelerator: what it gives lies where the collective ran.
+        Waits for no accelerator where the collective runs on it; what it gives lies there.
         """
         if self.size == 1:
             return list(vectors)
         self.num_collectives += 1
         parts = [
-            torch.as_tensor(v, dtype=torch.float64).to(self._device, non_blocking=True)
+            # To the host it must wait, or the numbers would be added up before they are there.
+            torch.as_tensor(v, dtype=torch.float64).to(
+                self._device, non_blocking=self._device.type != "cpu"
+            )
             for v in vectors
         ]
         buffer = torch.cat(parts)
         dist.all_reduce(buffer)
         return list(torch.split(buffer, [len(part) for part in parts]))
+
+    def add_up_(self, numbers: Tensor) -> None:
+        """Add up numbers over all ranks, where they lie. The host waits for no accelerator."""
+        if self.size > 1:
+            self.num_collectives += 1
+            dist.all_reduce(numbers)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Give every rank's numbers, by rank. One all-gather of 8 bytes a number and rank."""
