@@ -46,6 +46,7 @@ WAYS: dict[str, Callable[[Tensor], Tensor | float]] = {
     "whole tensor in float32 (torch)": torch.linalg.vector_norm,
     "rows of 4,096": rows(4096),
     "rows of 1,024": rows(1024),
+    "rows of 512": rows(512),
     "rows of 256": rows(256),
     "rows of 64": rows(64),
     "float64 accumulation": lambda t: torch.linalg.vector_norm(t, dtype=torch.float64),

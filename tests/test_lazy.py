@@ -397,6 +397,58 @@ def test_the_state_of_a_run_holds_its_last_update() -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.01 / 8)
 
 
+# -- beside observers ------------------------------------------------------------------------------
+
+
+def test_observers_look_at_the_updates_that_are_due_and_the_others_are_not_read() -> None:
+    observers = [ms.observers.GradNorms(every=3), ms.observers.Updates(every=2)]
+    updater = updater_of(observers=observers, lazy=True)
+    kinds, records = [], []
+    counts = {id(x): num_targets((x, y)) for window in windows_of() for x, y in window}
+    for window in windows_of():
+        counts.update({id(x): num_targets((x, y)) for x, y in window})
+        with Reads() as reads:
+            record = updater.update(window, loss_sum, count=lambda batch: counts[id(batch[0])])
+        kinds.append((type(record) is UnreadRecord, not reads.found))
+        records.append(record)
+    due = [update % 3 == 0 or update % 2 == 0 for update in range(1, 9)]
+    assert kinds == [(not is_due, not is_due) for is_due in due]
+    for number, record in enumerate(records, start=1):
+        assert ("grad_norms" in record.extra) == (number % 3 == 0)
+        assert ("update_norms" in record.extra) == (number % 2 == 0)
+
+
+@pytest.mark.parametrize("bad", [(), (1, 3)], ids=str)
+def test_with_observers_weights_and_records_are_those_of_the_eager_updater(
+    bad: tuple[int, ...],
+) -> None:
+    ends = []
+    for lazy in (False, True):
+        observers = [ms.observers.GradNorms(every=3), ms.observers.Moments(every=2)]
+        updater = updater_of(observers=observers, nonfinite=ms.Skip(), lazy=lazy)
+        records = run(updater, windows_of(*bad))
+        updater.settle()
+        ends.append((weights(updater.model), [r.update for r in records], records))
+    (theirs, numbers, eager), (ours, own_numbers, late) = ends
+    assert own_numbers == numbers
+    assert distance(ours, theirs) < 1e-5
+    assert [sorted(r.extra) for r in late] == [sorted(r.extra) for r in eager]
+    assert [r.verdict for r in late] == [r.verdict for r in eager]
+
+
+def test_a_count_that_does_not_fit_is_refused_in_an_update_that_is_looked_at() -> None:
+    updater = updater_of(lazy=True, observers=[ms.observers.GradNorms()])
+    (window,) = windows_of(number=1)
+    before = weights(updater.model)
+
+    def loss(model: nn.Module, batch: Pair) -> ms.LossSum:
+        return ms.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(ms.CountMismatch):
+        updater.update(window, loss, count=lambda batch: num_targets(batch) + 1)
+    assert distance(weights(updater.model), before) == 0.0
+
+
 # -- refusals ------------------------------------------------------------------------------------
 
 
