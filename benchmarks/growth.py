@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import midstep as ms
+from midstep.pictures import ACCENT, MUTED, rows, save_picture
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 Point = dict[str, object]
@@ -125,15 +126,13 @@ def draw(name: str, points: list[Point], x_title: str, y_title: str) -> None:
     log = alt.Scale(type="log", nice=False)
     x = alt.X("x:Q", title=x_title, scale=log, axis=alt.Axis(values=ticks, format="~s"))
     y = alt.Y("ms:Q", title=y_title, scale=alt.Scale(type="log"), axis=alt.Axis(format="~r"))
-    colours = alt.Scale(domain=[ours, peer], range=["#1f77b4", "#9a9a9a"])
-    legend = alt.Legend(orient="top", labelLimit=400)
-    colour = alt.Color("way:N", title=None, scale=colours, legend=legend)
-    lines = alt.Chart(alt.Data(values=points)).mark_line(point=True).encode(x, y, colour)
+    colours = alt.Scale(domain=[ours, peer], range=[ACCENT, MUTED])
+    colour = alt.Color("way:N", title=None, scale=colours, legend=alt.Legend(orient="top"))
+    lines = alt.Chart(rows(points)).mark_line(point=True).encode(x, y, colour)
+    heading = alt.TitleParams(f"{y_title} by {x_title}", subtitle=machine())
     FOLDER.mkdir(parents=True, exist_ok=True)
-    title = alt.Title(machine(), fontSize=10, fontWeight="normal", anchor="start")
-    lines.properties(width=520, height=260, title=title).save(
-        str(FOLDER / f"growth-{name}.png"), scale_factor=1.5
-    )
+    chart = lines.properties(width=520, height=260, title=heading)
+    save_picture(chart, FOLDER / f"growth-{name}.png", title=f"{y_title} by {x_title}")
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "midstep"
 
 # What a reader must know before the next line makes sense.
 TIERS = (
-    ("errors", "records", "schedules", "arithmetic", "defects"),
+    ("errors", "records", "schedules", "arithmetic", "defects", "theme"),
     ("findings", "clock", "terms"),
     (
         "pictures",

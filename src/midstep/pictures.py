@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .theme import LIGHT
+
 if TYPE_CHECKING:
     import altair as alt
 
@@ -24,11 +26,9 @@ __all__ = [
     "save_picture",
 ]
 
-INK, MUTED, ACCENT, WARNING = "#1f2328", "#8c959f", "#0072b2", "#d55e00"
-# Okabe and Ito's colours: told apart by everybody, in print and on either ground.
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#f0e442", "#000000")
+INK, MUTED, ACCENT, WARNING = LIGHT.ink, "#8c959f", LIGHT.category[0], LIGHT.category[1]
+PALETTE = LIGHT.category
 _SUFFIXES = (".png", ".svg", ".html")
-_FONT = "Inter, system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 
 
 def check_picture_path(path: Path) -> None:
@@ -80,23 +80,17 @@ def save_picture(chart: alt.TopLevelMixin, path: Path, *, title: str) -> None:
 
 
 def _config() -> dict[str, Any]:
-    grid = {"gridColor": "#e6e8eb", "gridWidth": 1, "domain": False, "ticks": False}
-    label = {"labelColor": "#57606a", "titleColor": INK, "labelFontSize": 11, "titleFontSize": 12}
+    """The look of the report's page, with the air and the larger words of a picture alone."""
+    config = LIGHT.config()
+    label = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500}
+    heading = {"fontSize": 15, "fontWeight": 600, "subtitleFontSize": 12, "offset": 12}
     return {
-        "font": _FONT,
-        "background": "white",
+        **config,
+        "background": LIGHT.paper,
         "padding": 16,
-        "view": {"stroke": None},
-        "axis": {**grid, **label, "titleFontWeight": 500, "labelPadding": 6, "titlePadding": 10},
-        "legend": {**label, "titleFontWeight": 500, "symbolStrokeWidth": 3, "labelLimit": 0},
-        "title": {
-            "anchor": "start",
-            "color": INK,
-            "fontSize": 15,
-            "fontWeight": 600,
-            "subtitleColor": "#57606a",
-            "subtitleFontSize": 12,
-            "offset": 12,
-        },
-        "range": {"category": list(PALETTE)},
+        "axis": {**config["axis"], **label, "titleColor": LIGHT.ink, "titlePadding": 10},
+        "axisX": {},
+        "axisY": {},
+        "legend": {**config["legend"], **label, "symbolStrokeWidth": 3, "labelLimit": 0},
+        "title": {**config["title"], **heading},
     }

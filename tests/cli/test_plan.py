@@ -93,7 +93,8 @@ def test_recompute_is_measured_for_every_k_and_drawn(
     assert [row["model_parts"] for row in rows[1:]] == [5.0, 4.0, 4 / 3 + 3, 5.0]
     assert {row["gradient_gap"] for row in rows} == {0.0}
     drawn = picture.read_text(encoding="utf-8")
-    assert drawn.count("<circle") == 4
+    assert drawn.count('aria-roledescription="point"') == 4
+    assert drawn.count('aria-roledescription="bar"') == 5
     assert tiny.run("plan", recipe, "--recompute") == 0
     assert "every 4" in capsys.readouterr().out
 
@@ -130,6 +131,7 @@ def test_another_batch_gets_advice_with_its_conditions(
         (("--params", "1M", "--headroom", "1"), "is a share"),
         (("language", "--master"), "with a recipe"),
         (("language", "--picture", "x.svg"), "give both"),
+        (("language", "--recompute", "--picture", "x.gif"), ".png, .svg, .html"),
         (("--new-batch", "8"), "belong together"),
         (("language", "--new-batch", "8"), "one at a time"),
         (("no_such",), "neither built in"),

@@ -175,8 +175,8 @@ RecomputeToo: TypeAlias = Annotated[
 Picture: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE.svg",
-        help="With --recompute: draw it. Default: no picture.",
+        metavar="FILE",
+        help="With --recompute: draw it, as .png, .svg or .html. Default: no picture.",
         rich_help_panel=_UPDATE,
     ),
 ]

@@ -21,6 +21,7 @@ from ..arithmetic import (
     scaled_rate,
     show_bytes,
 )
+from ..pictures import check_picture_path
 from .failures import FINE, FOUND
 from .plan_declarations import Format
 
@@ -130,6 +131,8 @@ def run_plan(
     _refuse_with_recipe(trained, kept, device)
     if update.picture is not None and not update.recompute:
         raise ValueError("`--picture` is drawn of `--recompute`: give both")
+    if update.picture is not None:
+        check_picture_path(update.picture)
     recipe = _recipe(update.recipe)
     if update.recompute:
         return _print_tradeoff(recipe, update.picture, form)
@@ -304,9 +307,11 @@ def _print_tradeoff(recipe: Recipe, picture: Path | None, form: Format) -> int:
     else:
         typer.echo(_tradeoff_table(rows))
     if picture is not None:
-        from ..planning.picture import draw_tradeoff
+        from ..pictures import save_picture
+        from ..planning.picture import picture as draw
 
-        picture.write_text(draw_tradeoff(rows), encoding="utf-8")
+        title = "Blocks run again together: memory and time"
+        save_picture(draw(rows, title=title), picture, title=title)
     return FINE if all(row.gradient_gap == 0 for row in rows) else FOUND
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import altair as alt
 
-from .theme import Theme
+from ...theme import Theme
 
 __all__ = ["END_NAMES", "finished", "heat_chart", "line_chart", "stack_chart", "strip_chart"]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...theme import DARK, LIGHT, Theme
 from ..run import Floats, Run
 from ..verdict import judge
 from ..verdict.measures import short
@@ -23,7 +24,6 @@ from .charts import finished
 from .data import drawn, panel_data, run_data, share_of_budget
 from .panel import Panel
 from .panels import missing, panels_of
-from .theme import DARK, LIGHT, Theme
 from .words import findings_html, panels_html, runs_html
 
 __all__ = ["page_of", "parts_of_page", "payload", "write_page"]

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from ...theme import Theme
 from ..run import Run
 from .charts import heat_chart, line_chart, stack_chart, strip_chart
 from .panel import Line, Panel, constant, having, joined, plain, smoothed
 from .tables import Table, cells, ends, mean_of, shares, stages
-from .theme import Theme
 
 __all__ = ["missing", "panels_of"]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ...theme import DARK, LIGHT, Theme
 from ..run import Run
 from ..verdict import judge
 from .charts import finished
@@ -16,7 +17,6 @@ from .data import drawn, share_of_budget
 from .panel import Panel
 from .panels import panels_of
 from .tables import TABLE, smooth
-from .theme import DARK, LIGHT, Theme
 from .thinning import kept_rows
 
 __all__ = ["write_pictures"]
