@@ -85,7 +85,10 @@ LIGHT = Theme(
     ink="#1c2330",
     faint="#5d6675",
     line="#e6e9ee",
-    category=("#0b6bb5", "#d1620a", "#00805f", "#b0488a", "#6a5acd", "#8a6d00"),
+    category=(
+        *("#0b6bb5", "#d1620a", "#00805f", "#b0488a"),
+        *("#6a5acd", "#8a6d00", "#2b9fc9", "#55606f"),
+    ),
     ends=("#b9c6d3", "#c8361d", "#d99a00", "#b0488a"),
     good="#00805f",
     bad="#c8361d",
@@ -96,7 +99,10 @@ DARK = Theme(
     ink="#e8ecf2",
     faint="#9aa5b5",
     line="#2a313d",
-    category=("#5db2f2", "#f2a154", "#3fc79a", "#e294c4", "#a89cf0", "#d8c04a"),
+    category=(
+        *("#5db2f2", "#f2a154", "#3fc79a", "#e294c4"),
+        *("#a89cf0", "#d8c04a", "#93dcf5", "#aab4c2"),
+    ),
     ends=("#445265", "#ff6b52", "#f0b93a", "#e294c4"),
     good="#3fc79a",
     bad="#ff7d66",

@@ -210,23 +210,43 @@ def _table(wish: Wish, peak: float) -> Iterator[str]:
 
 
 def _drawn(wish: Wish, peak: float, unit: str, title: str) -> alt.TopLevelMixin:
+    """Draw the rates, and below by how much each convention is apart from this library's."""
     import altair as alt
 
     from ..pictures import rows
 
-    every = max(1, wish.total // 1000)
+    own, every = wish.schedule(), max(1, wish.total // 1000)
+    steps = sorted({*range(0, wish.total, every), wish.total - 1, max(0, wish.warmup - 1)})
     values = [
-        {"step": step + 1, "lr": peak * schedule(step), "convention": name}
+        {
+            "step": step + 1,
+            "lr": peak * schedule(step),
+            "apart": schedule(step) - own(step),
+            "convention": name,
+        }
         for name, schedule in wish.conventions().items()
-        for step in sorted({*range(0, wish.total, every), wish.total - 1, max(0, wish.warmup - 1)})
+        for step in steps
     ]
-    own = alt.condition("datum.convention == 'midstep'", alt.value(3), alt.value(1))
-    chart = alt.Chart(rows(values)).mark_line(interpolate="step-after", clip=True)
-    drawn: alt.TopLevelMixin = chart.encode(
-        x=alt.X("step:Q", title=unit),
-        y=alt.Y("lr:Q", title="learning rate", axis=alt.Axis(format="~e")),
+    base = alt.Chart(rows(values)).encode(
         color=alt.Color("convention:N", title=None, sort=list(wish.conventions())),
-        strokeWidth=own,
-        tooltip=["convention:N", "step:Q", alt.Tooltip("lr:Q", format=".4e")],
-    ).properties(width=720, height=320, title=title)
+        strokeWidth=alt.condition("datum.convention == 'midstep'", alt.value(3), alt.value(1.5)),
+        tooltip=[
+            alt.Tooltip("convention:N"),
+            alt.Tooltip("step:Q"),
+            alt.Tooltip("lr:Q", format=".4e"),
+            alt.Tooltip("apart:Q", format="+.2%"),
+        ],
+    )
+    line = base.mark_line(interpolate="step-after", clip=True)
+    number = "datum.value == 0 ? '0' : format(datum.value, '~e')"
+    rate = alt.Y("lr:Q", title="learning rate", axis=alt.Axis(labelExpr=number))
+    axis = alt.Axis(tickCount=10)
+    numbered = alt.X("step:Q", title=unit, scale=alt.Scale(nice=False), axis=axis)
+    if len(wish.conventions()) == 1:
+        alone: alt.TopLevelMixin = line.encode(numbered, rate)
+        return alone.properties(width=720, height=320, title=title)
+    gap = alt.Y("apart:Q", title="apart, of the peak", axis=alt.Axis(format="+~%", tickCount=5))
+    above = line.encode(numbered.title(None), rate).properties(width=720, height=280)
+    below = line.encode(numbered, gap).properties(width=720, height=130)
+    drawn: alt.TopLevelMixin = alt.vconcat(above, below, spacing=18).properties(title=title)
     return drawn
