@@ -42,9 +42,9 @@ class Pass(Generic[Batch]):
 
     def run(self) -> Self:
         """Run it, and keep the microbatches and the random state each began with."""
-        window = self._window
+        window, draws_between = self._window, self._window.is_read_as_it_goes
         for batch in window:
-            if not self._draws or window.is_read_as_it_goes:  # reading a batch may draw, too
+            if draws_between or not self._draws:  # reading a batch may draw, too
                 self._draws.append(RandomState.capture_torch())
             self._seen.append(batch)
             with window.forward():

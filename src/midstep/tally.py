@@ -130,7 +130,8 @@ class Tally:
         if self.counts is None:
             found = self._stream(term, count)
         else:
-            self._check_none_missed(term, last_done + 1, index)
+            if last_done + 1 < index:
+                self._check_none_missed(term, last_done + 1, index)
             found = self.counts[index].get(term, 0)
             if self._is_lazy and isinstance(count, Tensor):
                 self.unread_counts.append(UnreadCount(term, index, found, count))

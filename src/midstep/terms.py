@@ -13,6 +13,8 @@ __all__ = ["checked_count", "terms_of"]
 
 def terms_of(found: float | Mapping[str, float]) -> dict[str, float]:
     """Take what a count function returned as one number a term; a bare number is term `loss`."""
+    if type(found) is int and found >= 0:  # nearly always, and a window's Python is made of this
+        return {"loss": found}
     terms = found if isinstance(found, Mapping) else {"loss": found}
     return {str(term): checked_count(value, str(term)) for term, value in terms.items()}
 
