@@ -100,3 +100,54 @@ def test_sharded_models_are_refused_on_every_rank() -> None:
     for outcome in outcomes_of(sharded, size=2):
         assert outcome.error == "ValueError"
         assert "every forward and backward is a collective" in outcome.message
+
+
+def shot_at(rank: int, size: int, place: int, is_worse: bool) -> Any:
+    """Rank 1 runs out of memory before one operation, counted from its first forward on."""
+    del size
+    warnings.simplefilter("ignore")
+    wrapped = WRAPPINGS["DDP"](plain_model())
+    optimizer = torch.optim.AdamW(wrapped.model.parameters(), lr=0.01, weight_decay=0.1)
+    updater = ms.Updater(wrapped.model, optimizer, clip=ms.ByGlobalNorm(0.5))
+    shooting = Shooting()
+    num_steps = 0
+
+    def note(*_: Any) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        shooting.is_on = False
+
+    optimizer.register_step_post_hook(note)
+
+    def tight(model: Any, batch: Batch) -> ms.LossSum:
+        shooting.is_on = rank == 1
+        return loss(model, batch)
+
+    found = []
+    count = ms.targets()
+    for window in updater.windows(data_of(rank), rows=ms.AutoRows(first=2), count=count):
+        shooting.is_on, shooting.num_seen = False, 0
+        shooting.after = [place, 3] if is_worse else [place]
+        with shooting:
+            record = updater.update(window, tight)
+        found.append((gradients(wrapped.model), weights(wrapped.model), record))
+    return found, num_steps, shooting.fired
+
+
+def most_operations() -> int:
+    return 480
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_an_error_on_one_rank_at_any_operation_takes_all_back_or_none(part: int) -> None:
+    wanted = oracle([data_of(rank) for rank in range(2)], size=1, max_norm=0.5)
+    fired = set()
+    for place in range(part, 130, 4 * 5):
+        for found, num_steps, names in run(shot_at, place, place % 3 == 0, size=2):
+            assert num_steps == 3
+            fired |= set(names)
+            for (grads, ends, record), step in zip(found, wanted, strict=True):
+                assert record.denominators == {"loss": step.denominator}
+                assert record.grad_norm == pytest.approx(step.grad_norm, rel=1e-12)
+                assert worst(ends, step.weights) < 1e-12
+    assert fired
