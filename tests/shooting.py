@@ -23,6 +23,7 @@ class Shooting(TorchDispatchMode):
         self.fired: list[str] = []
         self.is_on = True
         self.has_hooks = False
+        self.only = ""  # what the operation is called, if not all but collectives are aimed at
 
     def only_in(self, optimizer: torch.optim.Optimizer) -> None:
         """Shoot only while an optimizer steps, hooks of its own left out."""
@@ -39,7 +40,9 @@ class Shooting(TorchDispatchMode):
         optimizer.register_step_post_hook(end)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.is_on:
+        # A collective that has begun cannot be left.
+        is_aimed = self.only in str(func) if self.only else "c10d" not in str(func)
+        if self.is_on and is_aimed:
             if self.after and self.num_seen >= self.after[0]:
                 self.after.pop(0)
                 self.num_seen = 0

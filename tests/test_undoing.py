@@ -111,9 +111,10 @@ def test_an_error_before_any_operation_of_a_step_changes_no_bit(name: str, num_s
         hit = Trained(OPTIMIZERS[name], num_steps)
         try:
             shooting = shot_at(hit, place)
-        except OutOfMemory as error:
-            assert name in READS_WHAT_IT_CHANGED, error
-            continue
+        except OutOfMemory:
+            if name in READS_WHAT_IT_CHANGED:
+                continue
+            raise
         assert shooting.fired
         assert same(hit.ends(), calm.ends()), shooting.fired
 
@@ -143,9 +144,10 @@ def test_what_never_fits_and_wrote_nothing_is_as_before() -> None:
     hit = Trained(OPTIMIZERS["AdamW fused"], 1)
     before = copy.deepcopy(hit.ends())
     guard = StepGuard(copies=False, before=lambda: None)
-    with Shooting(*[0] * 9) as shooting, pytest.raises(torch.OutOfMemoryError):
+    with Shooting(*[0] * 9) as shooting:
         shooting.only_in(hit.optimizer)
-        guard.take(hit.optimizer)
+        with pytest.raises(torch.OutOfMemoryError):
+            guard.take(hit.optimizer)
     assert not guard.is_begun
     assert same(hit.ends(), before)
 

@@ -22,7 +22,7 @@ from .passes import LossFunction, Pass
 from .ranks import Ranks
 from .records import UpdateRecord
 from .snapshot import Buffers, RandomState
-from .undoing import StepGuard, first_line, give_back
+from .undoing import StepGuard, first_line, give_back, insist
 from .window import Window
 
 __all__ = ["fitted"]
@@ -61,6 +61,7 @@ def fitted(
     total, fit = elastic.num_rows, feed.fit
     rows = fit.rows_for(total, elastic.auto)
     before, buffers = RandomState.capture_torch(), Buffers(model)
+    is_last_try = False
     while True:
         agreed = _nothing if ranks is None else ranks.world.agreed
         guard = StepGuard(copies=elastic.auto.guards_step, before=agreed)
@@ -81,9 +82,11 @@ def fitted(
         # Outside the handler: its traceback held the frames, and those the activations.
         feed.clear()
         give_back()
-        buffers.restore()
-        before.restore()
-        if failure:
+        insist(buffers.restore)
+        insist(before.restore)
+        if failure and rows <= 1 and not is_last_try:
+            is_last_try = True  # what was given back may be enough
+        elif failure:
             rows = _smaller(fit, rows, failure)
 
 
@@ -102,8 +105,8 @@ def _attempt(
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            if not ranks.world.is_agreeing:
-                raise _after_the_agreement(error) from error
+            if ranks.world.is_inside or not ranks.world.is_agreeing:
+                raise _too_late(error, ranks.world.is_inside) from error
             # The others wait at their next collective, and learn it there.
             with contextlib.suppress(NotAgreed):
                 ranks.world.agree(is_well=False)
@@ -131,10 +134,12 @@ def _smaller(fit: Fit, rows: int, failure: str) -> int:
     return half
 
 
-def _after_the_agreement(error: Exception) -> OutOfMemory:
+def _too_late(error: Exception, is_inside: bool) -> OutOfMemory:
+    where = "a collective" if is_inside else "the step of this rank"
+    why = "wait in it" if is_inside else "have taken theirs"
     return OutOfMemory(
-        f"Out of memory in the step of this rank ({first_line(error)}), which the other ranks have "
-        "taken, so the window cannot be run again. Weights and optimizer state of this rank are as "
-        "before the step. Load the last checkpoint, and lower the rows with "
-        "`ms.AutoRows(first=...)` or pass `fused=True` to the optimizer, to leave more room."
+        f"Out of memory in {where} ({first_line(error)}), while the other ranks {why}, so the "
+        "window cannot be run again. Weights and optimizer state of this rank are as before its "
+        "step. Load the last checkpoint, and lower the rows with `ms.AutoRows(first=...)` or pass "
+        "`fused=True` to the optimizer, to leave more room."
     )

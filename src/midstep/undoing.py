@@ -24,7 +24,7 @@ from .errors import OutOfMemory
 from .redoing import Redo, Unsound, Written, key_of
 from .snapshot import RandomState
 
-__all__ = ["StepGuard", "first_line", "give_back"]
+__all__ = ["StepGuard", "first_line", "give_back", "insist"]
 
 _MOST_TRIES = 3
 
@@ -77,7 +77,7 @@ class StepGuard:
             first = first or first_line(failure)
             failure = failure.with_traceback(None)  # whose frames hold what the step had made
             give_back()
-            was.restore()
+            insist(was.restore)
             if not num_left:
                 if any(written.values()):
                     raise _broken(first, was) from failure
@@ -152,6 +152,20 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
+
+
+def insist(action: Callable[[], object]) -> None:
+    """Do what may be done twice, through one error of memory more.
+
+    Args:
+        action: Puts something back.
+    """
+    try:
+        action()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        action()
 
 
 def first_line(error: BaseException) -> str:

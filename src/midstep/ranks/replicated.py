@@ -189,20 +189,22 @@ class DataParallel:
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
         has = has.to(parameters[0].device)
         self._world.agree()
-        dist.all_reduce(has, group=group)
+        with self._world.inside():
+            dist.all_reduce(has, group=group)
         for parameter, number in zip(parameters, has.tolist(), strict=True):
             if number and parameter.grad is None:
                 dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
                 parameter.grad = torch.zeros_like(parameter, dtype=dtype)
         if any(0 < number < self.data_parallel_size for number in has.tolist()):
             self._world.agree()  # that every rank had the memory for its zeros
-        handles = [
-            dist.all_reduce(p.grad, group=group, async_op=True)
-            for p in parameters
-            if p.grad is not None
-        ]
-        for handle in handles:
-            handle.wait()
+        with self._world.inside():
+            handles = [
+                dist.all_reduce(p.grad, group=group, async_op=True)
+                for p in parameters
+                if p.grad is not None
+            ]
+            for handle in handles:
+                handle.wait()
 
     def _note_used(self, parameter: Tensor) -> None:
         self._is_stand_in_used = self._is_stand_in_used or not self._is_standing_in

@@ -23,6 +23,7 @@ class World:
         rank: This rank.
         size: How many there are.
         num_collectives: How many collectives this object has run, for those who count.
+        is_inside: Whether a collective has begun and not ended, as one that failed.
         is_agreeing: Whether a rank that fails can still take the others back; see `agreeing`.
         board: Where ranks post that they failed; None for one rank alone.
     """
@@ -34,6 +35,7 @@ class World:
         self._num_windows = 0
         self._tolerates: Callable[[BaseException], bool] | None = None
         self.is_agreeing = False
+        self.is_inside = False
         backend = dist.get_backend()
         self._device = torch.device("cpu")
         if "gloo" not in backend and "mpi" not in backend:
@@ -48,8 +50,8 @@ class World:
             return list(values)
         buffer = torch.tensor(values, dtype=torch.float64, device=self._device)
         self.agree()
-        self.num_collectives += 1
-        dist.all_reduce(buffer)
+        with self.inside():
+            dist.all_reduce(buffer)
         found: list[float] = buffer.tolist()
         return found
 
@@ -66,8 +68,8 @@ class World:
         ]
         buffer = torch.cat(parts)
         self.agree()
-        self.num_collectives += 1
-        dist.all_reduce(buffer)
+        with self.inside():
+            dist.all_reduce(buffer)
         return list(torch.split(buffer, [len(part) for part in parts]))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -77,8 +79,8 @@ class World:
         own = torch.tensor(values, dtype=torch.float64, device=self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         self.agree()
-        self.num_collectives += 1
-        dist.all_gather(everyone, own)
+        with self.inside():
+            dist.all_gather(everyone, own)
         rows: list[list[float]] = torch.stack(everyone).tolist()
         return rows
 
@@ -87,9 +89,9 @@ class World:
         if self.size == 1:
             return [value]
         self.agree()
-        self.num_collectives += 1
         everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, value)
+        with self.inside():
+            dist.all_gather_object(everyone, value)
         return everyone
 
     @contextlib.contextmanager
@@ -125,6 +127,14 @@ class World:
             board.depth -= 1
 
     @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Run one collective: whoever fails in here cannot be waited for, nor take part in another."""
+        self.num_collectives += 1
+        self.is_inside = True
+        yield
+        self.is_inside = False
+
+    @contextlib.contextmanager
     def agreeing(self, is_tolerated: Callable[[BaseException], bool]) -> Iterator[None]:
         """Have a rank that fails in here take the others back with it, until `agreed`.
 
@@ -148,11 +158,20 @@ class World:
         """
         if self.size == 1 or not self.is_agreeing:
             return
-        self.num_collectives += 1
         num_ill = torch.full((1,), float(not is_well), dtype=torch.float64, device=self._device)
-        dist.all_reduce(num_ill)
-        if num_ill.item():
+        with self.inside():
+            dist.all_reduce(num_ill)
+        if self._read(num_ill):
             raise NotAgreed("another rank ran out of memory")
+
+    def _read(self, number: torch.Tensor) -> float:
+        """Read what all ranks have agreed on: who failed in here would go another way than they."""
+        try:
+            return number.item()
+        except Exception as error:
+            if self._tolerates is None or not self._tolerates(error):
+                raise
+        return number.item()
 
     def agreed(self) -> None:
         """Agree for the last time; from here on no rank can take the others back.
