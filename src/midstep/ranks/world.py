@@ -128,7 +128,7 @@ class World:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Run one collective: whoever fails in here cannot be waited for, nor take part in another."""
+        """Run one collective; whoever fails in here can take part in no other."""
         self.num_collectives += 1
         self.is_inside = True
         yield
