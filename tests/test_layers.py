@@ -27,8 +27,9 @@ TIERS = (
         "losses",
         "reference",
         "autorows",
-        "undoing",
+        "redoing",
     ),
+    ("undoing",),
     ("ranks",),
     ("gradients", "cutting", "cursor", "tally", "seeds", "accumulation", "forward"),
     (

@@ -34,17 +34,19 @@ class AutoRows:
     size is kept, saved with the updater, and doubled again after a while without an error; every
     error doubles that while. Given as `windows(rows=ms.AutoRows())`, for `Updater.update`.
 
-    Costs a copy of the model's buffers a window, and of weights and optimizer state where a step is
-    guarded. On several ranks each finds its own size, and gradients are added up after the last
-    backward instead of in it.
+    A step that runs out of memory is finished without the writes it had made, so that it needs no
+    copy; see `guards_step` for where that cannot be.
+
+    Costs a copy of the model's buffers a window. On several ranks each finds its own size, and
+    gradients are added up after the last backward instead of in it.
 
     Attributes:
         first: Rows to begin with; None for the whole batch.
         grow_after: Windows without an error before the next larger size is tried; None for never.
         guards_step: Copy weights and optimizer state before each step, so that an error in the
-            middle of one can be taken back, too. None copies before the first step alone, which
-            makes the optimizer's state, and in a window that had an error; elsewhere a step that
-            was broken off half-way ends the run.
+            middle of one is taken back. Costs the memory of both within the step, and a pass. Only
+            an optimizer that is not torch's own needs it: where torch does not see what its kernels
+            write, an error within its step ends the run.
 
     Raises:
         ValueError: A number is below 1.
@@ -61,7 +63,7 @@ class AutoRows:
 
     first: int | None = None
     grow_after: int | None = 100
-    guards_step: bool | None = None
+    guards_step: bool = False
 
     def __post_init__(self) -> None:
         if min(value for value in (self.first, self.grow_after, 1) if value is not None) < 1:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from .autorows import AutoRows
-from .batches import cut_rows
+from .batches import cut_rows, num_rows
 from .errors import WindowError
 from .stream import Stream
 from .terms import terms_of
@@ -38,17 +38,24 @@ class Elastic(Generic[Batch]):
     """A batch that may be cut into microbatches of any size, time and again.
 
     Attributes:
-        batch: All of it.
+        batch: All of it; None on a rank that has none, while others do.
         count: What each microbatch counts; None when the counts come with the losses.
         auto: How its size is found.
     """
 
-    batch: Batch
+    batch: Batch | None
     count: Count | None
     auto: AutoRows
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the batch."""
+        return 0 if self.batch is None else num_rows(self.batch)
+
     def cut(self, rows: int) -> Cut[Batch]:
         """Cut it into microbatches of at most so many rows."""
+        if self.batch is None:
+            return Cut(iter(()), None if self.count is None else [], size=0, num_known=0)
         return cut_of(cut_rows(self.batch, rows), self.count)
 
 

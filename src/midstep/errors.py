@@ -14,6 +14,7 @@ __all__ = [
     "EmptyWindow",
     "MidstepError",
     "NonFiniteGradient",
+    "NotAgreed",
     "OutOfMemory",
     "RankFailure",
     "RecipeError",
@@ -120,6 +121,19 @@ class OutOfMemory(MidstepError, MemoryError):
         >>> issubclass(OutOfMemory, MemoryError)
         True
     """
+
+
+class NotAgreed(MidstepError):
+    """Some rank could not go on in a window that all of them may run again.
+
+    Raised on all ranks alike and answered within; none of it reaches a caller.
+
+    Example:
+        >>> NotAgreed.on_all_ranks
+        True
+    """
+
+    on_all_ranks = True
 
 
 class RankFailure(MidstepError, RuntimeError):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .autorows import Fit
 from .cursor import Cursor
-from .cutting import ByAutoRows, Count, Cut, Cutting
+from .cutting import ByAutoRows, Count, Cut, Cutting, Elastic
 from .observers.observing import Observing
 from .seeds import power_of_two
 from .window import Driver, Window
@@ -50,6 +50,7 @@ class Feed:
         "_observing",
         "_optimizer",
         "_parameters",
+        "_stand_in",
         "cursor",
         "divisor",
         "fit",
@@ -78,6 +79,7 @@ class Feed:
         self.cursor = Cursor()
         self.window: Window[Any] | None = None
         self.started = 0.0
+        self._stand_in: Elastic[Any] | None = None  # where windows may be run again
         self._asked: float | None = None  # when a window that is about to begin was asked for
         self.divisor = 1024.0
         self.fit = Fit()
@@ -107,11 +109,15 @@ class Feed:
     ) -> Iterator[Window[Batch]]:
         """Give the windows of one pass, each begun by `begin` once its batches are at hand."""
         ranks = self._driver.ranks
-        if ranks is not None and ranks.parallel.is_lockstep and isinstance(way, ByAutoRows):
+        elastic: Elastic[Any] | None = None
+        if isinstance(way, ByAutoRows):
+            elastic = Elastic(None, count, way.auto)
+        if ranks is not None and elastic is not None and not ranks.parallel.runs_alone:
             raise ValueError(
-                "`windows(rows=ms.AutoRows())` with a sharded model: every forward and backward is "
-                "a collective of all ranks, so none can run its window again by itself. Give "
-                "`rows` as a number; `ms.plan(...)` finds one."
+                "`windows(rows=ms.AutoRows())` with a model that is sharded or split over ranks, "
+                "or has SyncBatchNorm: every forward and backward is a collective of all ranks, so "
+                "none can run its window again by itself. Give `rows` as a number; `ms.plan(...)` "
+                "finds one."
             )
         cuts = way.cuts(self.cursor.open(batches), count, read_ahead=ranks is not None)
         window: Window[Batch] | None = None
@@ -121,7 +127,9 @@ class Feed:
                 cut = self._next(cuts)
                 if cut is None and ranks is None:
                     break
+                self._stand_in = elastic
                 window = begin(cut)
+                self._stand_in = None
                 if window is None:
                     break
                 yield window
@@ -163,10 +171,12 @@ class Feed:
             self._observing.begin(window, self.started)
             return window
         has_cut = cut is not None
-        cut = cut or Cut(iter(()), [] if is_counted else None, size=0, num_known=0)
+        elastic = self._stand_in
+        cut = cut or Cut(iter(()), [] if is_counted else None, 0, num_known=0, elastic=elastic)
         # A look must see the gradients of this rank before they are those of all.
         syncs_late = self._driver.look is not None
-        opening = ranks.open(cut, has_cut=has_cut, syncs_late=syncs_late)
+        reruns = cut.elastic is not None
+        opening = ranks.open(cut, has_cut=has_cut, syncs_late=syncs_late, reruns=reruns)
         if opening is None:
             return None
         window = Window(
@@ -181,18 +191,25 @@ class Feed:
         self._observing.begin(window, self.started)
         return window
 
-    def attempt(self, window: Window[Batch], cut: Cut[Batch]) -> Window[Batch]:
+    def attempt(
+        self,
+        window: Window[Batch],
+        cut: Cut[Batch],
+        take_step: Callable[[torch.optim.Optimizer], None],
+    ) -> Window[Batch]:
         """Make an open window once more, of other pieces of its batch.
 
         Dropping it drops nothing else; stepping it ends the open one. On several ranks gradients
         are added up after its last backward, so that its backwards need no other rank.
         """
-        is_shared = self._driver.ranks is not None
+        ranks = self._driver.ranks
+        if ranks is not None:
+            ranks.parallel.begin_again()
         attempt = Window(
             cut,
-            dataclasses.replace(self._driver, drop=Window.end),
+            dataclasses.replace(self._driver, drop=Window.end, take_step=take_step),
             scale=window.scale,
-            divisor=self.divisor if is_shared and cut.counts is None else None,
+            divisor=self.divisor if ranks is not None and cut.counts is None else None,
         )
         if cut.counts is not None:
             attempt.tally.agree(window.denominators, {})
@@ -205,6 +222,7 @@ class Feed:
             total = next(iter(window.denominators.values()), 0)
             self.divisor = power_of_two(total) if total else self.divisor
         if self._driver.ranks is not None:
+            self._driver.ranks.world.agreed()
             self._driver.ranks.world.end_window()
         self._close(window)
 

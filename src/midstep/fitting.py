@@ -1,30 +1,28 @@
 """Fitting: a window is run in smaller microbatches until it fits.
 
 Only what can be made again is given up: the gradients of the window, its random draws and its
-changes of buffers. An error after the step has been taken is the caller's, since to run the window
-again would be a second step.
+changes of buffers. Where several ranks share a window each runs its own part again while the others
+wait; once gradients are added up, all of them run it again or none. From the step on nothing is
+given up, since to run the window again would be a second step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 from torch import nn
 
 from .autorows import Fit, is_out_of_memory
-from .batches import num_rows
-from .errors import OutOfMemory
+from .errors import NotAgreed, OutOfMemory
 from .feed import Feed
 from .passes import LossFunction, Pass
 from .ranks import Ranks
 from .records import UpdateRecord
 from .snapshot import Buffers, RandomState
-from .undoing import StepGuard
+from .undoing import StepGuard, first_line, give_back, insist
 from .window import Window
 
 __all__ = ["fitted"]
@@ -36,7 +34,6 @@ def fitted(
     window: Window[Batch],
     feed: Feed,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
     ranks: Ranks | None,
     *,
     loss: LossFunction[Batch],
@@ -44,49 +41,53 @@ def fitted(
 ) -> UpdateRecord:
     """Run an elastic window, in halves of its microbatches where the memory does not suffice.
 
+    On several ranks all of them run it again where one runs out of memory after their gradients
+    were added up and before the step. That costs one all-reduce of 8 bytes before each collective
+    of the window's end, and one before the step.
+
     Args:
         window: Opened, and not begun.
         feed: Which opened it.
         model: Whose buffers a forward may change.
-        optimizer: Whose step may be broken off.
-        ranks: The other ranks; an error after their gradients were added up is not taken back.
+        ranks: The other ranks.
         loss: Gives the loss sum of a microbatch.
         end: Looks, clips and steps.
 
     Raises:
-        OutOfMemory: A single row does not fit, or the step was broken off half-way.
+        OutOfMemory: A single row does not fit, or the step neither ended nor could be taken back.
     """
     elastic = window.elastic
     assert elastic is not None
-    total, fit = num_rows(elastic.batch), feed.fit
+    total, fit = elastic.num_rows, feed.fit
     rows = fit.rows_for(total, elastic.auto)
     before, buffers = RandomState.capture_torch(), Buffers(model)
-    has_failed = False
+    is_last_try = False
     while True:
-        copies = elastic.auto.guards_step
-        if copies is None:
-            copies = has_failed or not optimizer.state
-        guard = StepGuard(optimizer, copies=copies)
+        agreed = _nothing if ranks is None else ranks.world.agreed
+        guard = StepGuard(copies=elastic.auto.guards_step, before=agreed)
         record, failure = None, ""
         try:
-            attempt = feed.attempt(window, elastic.cut(rows))
+            attempt = feed.attempt(window, elastic.cut(rows), guard.take)
             record = _attempt(Pass(attempt, model, loss), attempt, end, ranks)
+        except NotAgreed:
+            pass
         except Exception as error:
-            if guard.is_done or not is_out_of_memory(error):
+            if guard.is_begun or not is_out_of_memory(error):
                 raise
-            if not guard.undo():
-                raise _broken_step(error) from error
-            failure = str(error).partition("\n")[0] or type(error).__name__
-        finally:
-            guard.close()
+            failure = first_line(error)
         if record is not None:
             window.end()
             fit.note_good(total, elastic.auto)
             return record
         # Outside the handler: its traceback held the frames, and those the activations.
-        has_failed = True
-        _give_back(feed, before, buffers)
-        rows = _smaller(fit, rows, failure)
+        feed.clear()
+        give_back()
+        insist(buffers.restore)
+        insist(before.restore)
+        if failure and rows <= 1 and not is_last_try:
+            is_last_try = True  # what was given back may be enough
+        elif failure:
+            rows = _smaller(fit, rows, failure)
 
 
 def _attempt(
@@ -95,27 +96,29 @@ def _attempt(
     end: Callable[[Window[Batch], Pass[Batch]], UpdateRecord],
     ranks: Ranks | None,
 ) -> UpdateRecord:
-    with contextlib.nullcontext() if ranks is None else ranks.world.tolerating(is_out_of_memory):
+    if ranks is None:
+        return end(window, passed.run())
+    with ranks.world.agreeing(is_out_of_memory):
         passed.run()
-    try:
-        return end(window, passed)
-    except Exception as error:
-        if ranks is not None and is_out_of_memory(error):
-            raise _after_the_sum(error) from error
-        raise
+        try:
+            return end(window, passed)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            if ranks.world.is_inside or not ranks.world.is_agreeing:
+                raise _too_late(error, ranks.world.is_inside) from error
+            # The others wait at their next collective, and learn it there.
+            with contextlib.suppress(NotAgreed):
+                ranks.world.agree(is_well=False)
+            raise
 
 
-def _give_back(feed: Feed, before: RandomState, buffers: Buffers) -> None:
-    feed.clear()
-    gc.collect()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()
-    buffers.restore()
-    before.restore()
+def _nothing() -> None:
+    """Ask nobody."""
 
 
 def _smaller(fit: Fit, rows: int, failure: str) -> int:
-    if rows == 1:
+    if rows <= 1:
         raise OutOfMemory(
             f"Not even a microbatch of one row fits: {failure}. Weights, optimizer state and "
             "schedule are as they were. Recompute blocks (`ms.recompute(model)`), lower the "
@@ -131,19 +134,12 @@ def _smaller(fit: Fit, rows: int, failure: str) -> int:
     return half
 
 
-def _broken_step(error: Exception) -> OutOfMemory:
-    first = str(error).partition("\n")[0]
+def _too_late(error: Exception, is_inside: bool) -> OutOfMemory:
+    where = "a collective" if is_inside else "the step of this rank"
+    why = "wait in it" if is_inside else "have taken theirs"
     return OutOfMemory(
-        f"Out of memory in the middle of an optimizer step ({first}): some weights or moments are "
-        "changed and others are not, and there is no copy to go back to. Load the last checkpoint; "
-        "`ms.AutoRows(guards_step=True)` keeps a copy before each step."
-    )
-
-
-def _after_the_sum(error: Exception) -> OutOfMemory:
-    first = str(error).partition("\n")[0]
-    return OutOfMemory(
-        f"Out of memory after the gradients of all ranks were added up ({first}), where this rank "
-        "cannot run the window again without the others. Lower the rows with "
-        "`ms.AutoRows(first=...)` to leave more room for the step."
+        f"Out of memory in {where} ({first_line(error)}), while the other ranks {why}, so the "
+        "window cannot be run again. Weights and optimizer state of this rank are as before its "
+        "step. Load the last checkpoint, and lower the rows with `ms.AutoRows(first=...)` or pass "
+        "`fused=True` to the optimizer, to leave more room."
     )

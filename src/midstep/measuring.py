@@ -79,11 +79,13 @@ def agree(
     is_streamed = tally.counts is None
     if is_streamed:
         ride.append(tally.denominators.get("loss", 0))
+    ride.append(window.index + 1)
     claims = ranks.parallel.claims()
     each = each or needs_each(rule)
     sums = gradients.measure(rule.p, each=each, ride=[*ride, *claims])
     ranks.parallel.settle(sums[len(ride) :])
     sums = [total / ranks.copies for total in sums[: len(ride)]]
+    tally.num_in_all = round(sums.pop())
     denominators = {"loss": sums.pop()} if is_streamed else {}
     tally.agree(denominators, dict(zip(terms, sums, strict=True)))
     if not math.isfinite(gradients.norm(rule.p)):

@@ -8,6 +8,7 @@ multiplication before, none when the factor is 1.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 Stage = TypeVar("Stage")
+Take = Callable[[torch.optim.Optimizer], None]
 
 # grad_scale is a float32 tensor: a factor outside this range would leave its range when inverted.
 _FOLDABLE = (2.0**-100, 2.0**100)
@@ -44,19 +46,25 @@ class AveragesWeights(Protocol):
         ...
 
 
-def step(optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
-    """Step the optimizer with the true gradients; afterwards `.grad` holds them."""
-    factor = gradients.factor
+def step(optimizer: torch.optim.Optimizer, gradients: Gradients, take: Take | None = None) -> None:
+    """Step the optimizer with the true gradients; afterwards `.grad` holds them.
+
+    Args:
+        optimizer: To step.
+        gradients: Its gradients, and the factor on them.
+        take: Calls the optimizer's step; None to call it.
+    """
+    factor, take = gradients.factor, take or _take
     if gradients.is_wide:
         gradients.narrow_()
-        optimizer.step()
+        take(optimizer)
     elif factor == 1.0:
-        optimizer.step()
+        take(optimizer)
     elif factor is None or not _folds(optimizer, gradients, factor):
         gradients.apply_()
-        optimizer.step()
+        take(optimizer)
     else:
-        _step_folded(optimizer, gradients, factor)
+        _step_folded(optimizer, gradients, factor, take)
     # A caller's autocast around the whole loop would go on with its copies of the weights before.
     torch.clear_autocast_cache()
 
@@ -70,17 +78,27 @@ def _folds(optimizer: torch.optim.Optimizer, gradients: Gradients, factor: float
     return all(t.dtype in _FACTOR_DTYPES for t in gradients.tensors)
 
 
-def _step_folded(optimizer: Any, gradients: Gradients, factor: float) -> None:
+def _take(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+
+
+def _step_folded(optimizer: Any, gradients: Gradients, factor: float, take: Take) -> None:
     device = gradients.tensors[0].device
     optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
     try:
-        optimizer.step()
+        take(optimizer)
     finally:
         del optimizer.grad_scale
     gradients.hand_over_()
 
 
-def step_unread(optimizer: Any, gradients: Gradients, factor: Tensor, found_inf: Tensor) -> None:
+def step_unread(
+    optimizer: Any,
+    gradients: Gradients,
+    factor: Tensor,
+    found_inf: Tensor,
+    take: Take | None = None,
+) -> None:
     """Step by a factor that lies on the device, or leave all as it is, which the kernel decides.
 
     Args:
@@ -88,6 +106,7 @@ def step_unread(optimizer: Any, gradients: Gradients, factor: Tensor, found_inf:
         gradients: Without a pending factor of their own.
         factor: Of every gradient. Shape [], wide.
         found_inf: 1 to change neither weights nor optimizer state, else 0. Shape [], float32.
+        take: Calls the optimizer's step; None to call it.
     """
     if gradients.is_wide:
         gradients.narrow_(factor)
@@ -98,7 +117,7 @@ def step_unread(optimizer: Any, gradients: Gradients, factor: Tensor, found_inf:
             torch._foreach_mul_(gradients.tensors, factor)
     optimizer.found_inf = found_inf
     try:
-        optimizer.step()
+        (take or _take)(optimizer)
     finally:
         vars(optimizer).pop("grad_scale", None)
         del optimizer.found_inf

@@ -53,6 +53,7 @@ class Tally:
     Attributes:
         counts: What each microbatch counts; None when the counts come with the losses.
         denominators: What each term's mean is over.
+        num_in_all: Microbatches of all ranks, where that was learnt at the window's end.
         unread_counts: Counts that losses carried and nobody has looked at yet.
     """
 
@@ -63,12 +64,14 @@ class Tally:
         "_loss_sums",
         "counts",
         "denominators",
+        "num_in_all",
         "unread_counts",
     )
 
     def __init__(self, counts: list[dict[str, float]] | None, *, is_lazy: bool = False) -> None:
         self.counts = counts
         self.unread_counts: list[UnreadCount] = []
+        self.num_in_all: int | None = None
         self._is_lazy = is_lazy
         self.denominators: dict[str, float] = {}
         self._loss_sums: dict[str, list[float | Tensor]] = {}

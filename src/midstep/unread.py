@@ -200,7 +200,7 @@ def launched(
     is_sound &= is_off == 0.0  # an error later, and no step now
     found_inf = (~is_sound).float()
     rates = [_kept(group["lr"]) for group in optimizer.param_groups]
-    step_unread(optimizer, gradients, factor, found_inf)
+    step_unread(optimizer, gradients, factor, found_inf, window.take_step)
     loss_scale.update_unread(overflow)
     scalars = [norm, coefficient, found_inf, is_off, *tally.unread_sums()]
     numbers = torch.stack([number.to(device, wide) for number in scalars])

@@ -251,7 +251,7 @@ class Updater:
         try:
             if window.elastic is None:
                 return self._step(window, Pass(window, self.model, loss).run())
-            trained = (self._feed, self.model, self.optimizer, self._ranks)
+            trained = (self._feed, self.model, self._ranks)
             return fitted(window, *trained, loss=loss, end=self._step)
         finally:
             if not window.ended:
@@ -338,7 +338,7 @@ class Updater:
         if decision.skip:
             return self._end(window, Verdict.SKIPPED_SPIKE, grad_norm, decision)
         observing.before_step(gradients)
-        step(self.optimizer, gradients)
+        step(self.optimizer, gradients, window.take_step)
         observing.after_step(gradients)
         self._commit(decision)
         return self._end(window, Verdict.APPLIED, grad_norm, decision)

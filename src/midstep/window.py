@@ -49,6 +49,7 @@ class Driver:
         on_batch: Told the position of each microbatch that is handed out; None for nobody.
         before_backward: Told the position of a microbatch whose forward is done.
         after_backward: Told it once its backward is done, too.
+        take_step: Steps the optimizer; None for its own way.
     """
 
     step: Callable[[Window[Any]], UpdateRecord]
@@ -62,6 +63,7 @@ class Driver:
     on_batch: Callable[[int], None] | None = None
     before_backward: Callable[[int], None] | None = None
     after_backward: Callable[[int], None] | None = None
+    take_step: Callable[[torch.optim.Optimizer], None] | None = None
 
     @property
     def needs_forward(self) -> bool:
@@ -160,8 +162,13 @@ class Window(Generic[Batch]):
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of the window: of all ranks together, or alone those handed out so far."""
-        return self.index + 1 if self._num_in_all is None else self._num_in_all
+        """Microbatches of the window: of all ranks, or while these are not known of this one."""
+        return self._num_in_all or self.tally.num_in_all or self.index + 1
+
+    @property
+    def take_step(self) -> Callable[[torch.optim.Optimizer], None] | None:
+        """What steps the optimizer; None for its own way."""
+        return self._driver.take_step
 
     @property
     def elastic(self) -> Elastic[Batch] | None:
@@ -350,15 +357,8 @@ class Window(Generic[Batch]):
         pull = ((batch, index == last) for index, batch in enumerate(microbatches))
         cut = dataclasses.replace(self._cut, pull=pull)
         # No `num_in_all`: what is looked at is this rank's own, so it is never added up.
-        driver = dataclasses.replace(
-            self._driver,
-            look=look,
-            drop=Window.end,
-            is_lazy=False,
-            on_batch=None,
-            before_backward=None,
-            after_backward=None,
-        )
+        off: dict[str, Any] = dict.fromkeys(("on_batch", "before_backward", "after_backward"))
+        driver = dataclasses.replace(self._driver, look=look, drop=Window.end, is_lazy=False, **off)
         again = Window(cut, driver, scale=self.scale)
         again.tally.agree(self.denominators, {})
         return again

@@ -168,10 +168,11 @@ def test_the_fake_trace_is_the_real_one_and_that_of_the_allocator(case: Case) ->
                 model.zero_grad()
                 measured = peak_of(run).num_bytes
                 model.zero_grad()
-            # What a kernel takes inside itself is much of so small a model.
-            assert fake == pytest.approx(measured, rel=0.02, abs=50_000)
-            if case is not CASES["lstm"]:  # whose kernel takes more than its outputs
-                assert fake == pytest.approx(real, rel=0.01)
+            assert fake == pytest.approx(real, rel=0.005)
+            if precision.autocast_dtype is None:
+                assert fake == pytest.approx(measured, rel=0.01)
+            else:  # what a CPU's products in 16 bits take inside is much of so small a model
+                assert fake == pytest.approx(measured, rel=0.02, abs=50_000)
 
 
 def test_planning_leaves_the_model_alone_and_takes_no_memory() -> None:

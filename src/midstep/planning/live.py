@@ -7,9 +7,10 @@ for those that `opaque` knows; `peaks.peak_of` sees it for all that are really r
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -47,6 +48,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held = 0
         self.most = 0
         self._alive: dict[int, weakref.finalize[Any, Any]] = {}
+        self._held_by: list[weakref.finalize[Any, Any]] = []
         for tensor in known:
             self._note(tensor, 0)
 
@@ -74,18 +76,45 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         num_bytes = storage.nbytes() if size is None else size
         self._alive[key] = weakref.finalize(storage, self._forget, key, num_bytes)
-        self.held += num_bytes
-        self.most = max(self.most, self.held)
+        self._add(num_bytes)
 
     def _forget(self, key: int, num_bytes: int) -> None:
         del self._alive[key]
         self.held -= num_bytes
 
+    def hold(self, owner: object, num_bytes: int) -> None:
+        """Count bytes that no operation makes, until their owner goes away.
+
+        Args:
+            owner: Whose they are.
+            num_bytes: How many.
+        """
+        self._add(num_bytes)
+        self._held_by.append(weakref.finalize(owner, self._add, -num_bytes))
+
+    @contextlib.contextmanager
+    def aside(self, num_bytes: int) -> Iterator[None]:
+        """Count bytes that no operation makes while this is open.
+
+        Args:
+            num_bytes: How many.
+        """
+        self._add(num_bytes)
+        try:
+            yield
+        finally:
+            self._add(-num_bytes)
+
+    def _add(self, num_bytes: int) -> None:
+        self.held += num_bytes
+        self.most = max(self.most, self.held)
+
     def close(self) -> None:
         """Stop waiting for what is still there."""
-        for finalizer in self._alive.values():
+        for finalizer in [*self._alive.values(), *self._held_by]:
             finalizer.detach()
         self._alive.clear()
+        self._held_by.clear()
 
 
 class saved_bytes(torch.autograd.graph.saved_tensors_hooks):  # noqa: N801 - a context, like torch's

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..losses import LossSum
 from ..precision import FP32, Precision, autocast_of
-from ..recomputing import recompute, repeated_blocks
+from ..recomputing import Recompute, recompute
 from .live import LiveBytes, saved_bytes
 from .peaks import storage_bytes
 from .twin import Twin, with_rows
@@ -113,20 +113,19 @@ def trace(
         is_alone: Whether it is the only one of its window, before which there are no gradients.
     """
     model = twin.model
-    with twin.mode, _recomputing(model, every), _quiet():
+    with twin.mode, _recomputing(model, every) as handle, _quiet():
         batch = with_rows(twin.batch, rows)
         known = [*_tensors(model), *(t for t in tree_leaves(batch) if isinstance(t, Tensor))]
         model.zero_grad()
         if not is_alone:
             known += _zero_gradients(model)
         with LiveBytes(known) as live:
+            if handle is not None:
+                handle.counts = live
             run_microbatch(model, batch, loss, precision)
         live.close()
         model.zero_grad()
-    # Each run of blocks keeps the random state it began with, and one lies aside while it is made
-    # again: these are the only bytes that no operation makes.
-    num_states = len(repeated_blocks(model)) // every + 1 if every else 0
-    return Trace(rows, live.most + num_states * torch.get_rng_state().nbytes)
+    return Trace(rows, live.most)
 
 
 def flops_of(twin: Twin, loss: Loss, *, rows: int, every: int = 0) -> int:
@@ -205,10 +204,10 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _recomputing(model: nn.Module, every: int) -> Iterator[None]:
+def _recomputing(model: nn.Module, every: int) -> Iterator[Recompute | None]:
     handle = recompute(model, every=every) if every else None
     try:
-        yield
+        yield handle
     finally:
         if handle is not None:
             handle.remove()

@@ -71,13 +71,16 @@ class Ranks:
         """Tell the other ranks of an error in here, or say which rank broke the collective."""
         return self.world.failing()
 
-    def open(self, cut: Cut, *, has_cut: bool, syncs_late: bool) -> Opening | None:
+    def open(
+        self, cut: Cut, *, has_cut: bool, syncs_late: bool, reruns: bool = False
+    ) -> Opening | None:
         """Open a window on all ranks; None when no rank has a batch left.
 
         Args:
             cut: This rank's part of it.
             has_cut: Whether it has one, or an empty stand-in.
             syncs_late: Whether gradients are added up after the last backward, not in it.
+            reruns: Whether ranks may run their parts again, each by itself.
 
         Raises:
             RankFailure: Another rank has failed, or is still in a window that this one left.
@@ -85,7 +88,11 @@ class Ranks:
         self.world.check()
         with self.failing():
             opening = self.opener.open(
-                cut.num_known or 0, cut.counts, has_cut=has_cut, syncs_late=syncs_late
+                cut.num_known or 0,
+                cut.counts,
+                has_cut=has_cut,
+                syncs_late=syncs_late,
+                reruns=reruns,
             )
         if opening is not None:
             self.world.enter_window()

@@ -81,6 +81,7 @@ class Opener:
         *,
         has_cut: bool,
         syncs_late: bool,
+        reruns: bool = False,
     ) -> Opening | None:
         """Learn what the window is on all ranks together; None when no rank has a batch left.
 
@@ -93,6 +94,7 @@ class Opener:
             counts: What each of them counts, by term; None when streamed.
             has_cut: Whether this rank has a window at all.
             syncs_late: Whether gradients are added up after the last backward, not in it.
+            reruns: Whether ranks may run their parts again, each by itself.
 
         Raises:
             WindowError: Some ranks count ahead and others stream.
@@ -119,7 +121,10 @@ class Opener:
         if totals.is_streamed not in (0, self._world.size):
             raise _mixed(totals.is_streamed, self._world.size)
         self._parallel.begin(
-            most + syncs_late, lends=bool(totals.needs_calls), syncs_late=syncs_late
+            most + syncs_late,
+            lends=bool(totals.needs_calls),
+            syncs_late=syncs_late,
+            reruns=reruns,
         )
         if counts is None:
             return Opening(int(self._once(totals.num_microbatches)), {})

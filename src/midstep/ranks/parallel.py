@@ -47,6 +47,11 @@ class Parallel(Protocol):
         ...
 
     @property
+    def runs_alone(self) -> bool:
+        """Whether a rank can run a forward and backward by itself, as often as it likes."""
+        ...
+
+    @property
     def is_split(self) -> bool:
         """Whether a gradient lies on the ranks in parts, not whole on each."""
         ...
@@ -55,14 +60,21 @@ class Parallel(Protocol):
         """Add up gradients that autograd has summed in float32; give the dtypes it is done in."""
         ...
 
-    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
+    def begin(
+        self, num_microbatches: int, *, lends: bool, syncs_late: bool, reruns: bool = False
+    ) -> None:
         """Begin a window.
 
         Args:
             num_microbatches: How many forwards and backwards it takes where ranks run in lockstep.
             lends: Whether some rank needs the arguments of another's forwards.
             syncs_late: Whether gradients are added up by `finish`, not in the last backward.
+            reruns: Whether ranks may run their parts again, each by itself, until `finish`.
         """
+        ...
+
+    def begin_again(self) -> None:
+        """Begin a window once more that ranks may run again. No collective."""
         ...
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
@@ -133,7 +145,7 @@ def parallel_of(model: nn.Module, world: World, sharding: Sharding | None) -> Pa
         )
     wrapper = _unwrapped(model)
     if isinstance(wrapper, DistributedDataParallel):
-        return DataParallel(wrapper)
+        return DataParallel(wrapper, world)
     if any(isinstance(module, DistributedDataParallel) for module in modules):
         raise NotImplementedError(
             f"`Updater`: parts of the `{type(model).__name__}` are wrapped in DDP and it is not, "
@@ -164,12 +176,18 @@ class TensorParallel:
 
     def __init__(self, *, is_split: bool) -> None:
         self.is_split = is_split
+        self.runs_alone = not is_split
 
     def widen(self) -> Iterable[torch.dtype]:
         """Nothing is added up."""
         return ()
 
-    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
+    def begin(
+        self, num_microbatches: int, *, lends: bool, syncs_late: bool, reruns: bool = False
+    ) -> None:
+        """Nothing to get ready."""
+
+    def begin_again(self) -> None:
         """Nothing to get ready."""
 
     def before_forward(self, *, index: int, is_last: bool) -> None:

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .world import World
+
 __all__ = ["DataParallel"]
 
 
@@ -26,7 +28,7 @@ class DataParallel:
     needs_calls = False
     is_split = False
 
-    def __init__(self, model: DistributedDataParallel) -> None:
+    def __init__(self, model: DistributedDataParallel, world: World) -> None:
         if model.static_graph:
             raise NotImplementedError(
                 "`Updater`: DDP with `static_graph=True` cannot leave out a reduction (torch 2.13 "
@@ -40,8 +42,8 @@ class DataParallel:
                 "no longer has. Use `fully_shard` on the data-parallel axis of the mesh."
             )
         self._model = model
+        self._world = world
         self.data_parallel_size = dist.get_world_size(model.process_group)
-        self.seed_factor = float(self.data_parallel_size)  # DDP divides by as much
         ignored = set(model.parameters_to_ignore)
         names = model.module.named_parameters()
         self._own = {parameter for name, parameter in names if name in ignored}
@@ -57,12 +59,27 @@ class DataParallel:
         self._is_armed = False  # the reducer waits for every parameter of a forward
         self._is_alone = False
         self._is_wide = False  # gradients are wider than DDP's own buckets
+        self._reruns = False  # this window may be run again, so its backwards need no other rank
         self._stand_in = self._trained[:1] if model.find_unused_parameters else []
         self._is_standing_in = False
         self._is_stand_in_used = False
         for parameter in self._stand_in:
             parameter.register_post_accumulate_grad_hook(self._note_used)
         model.register_forward_pre_hook(self._note_forward)
+
+    @property
+    def seed_factor(self) -> float:
+        """How many ranks DDP divides by; 1 where it does not reduce."""
+        return 1.0 if self._adds_up else float(self.data_parallel_size)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no layer talks in its forward."""
+        return not any(isinstance(m, nn.SyncBatchNorm) for m in self._model.modules())
+
+    @property
+    def _adds_up(self) -> bool:
+        return self._is_wide or self._reruns
 
     def widen(self) -> Iterable[torch.dtype]:
         """Reduce after the last backward, in the dtype of each sum: DDP's buckets are too narrow.
@@ -71,23 +88,35 @@ class DataParallel:
         """
         self._is_wide = True
         self._stand_in = []
-        self.seed_factor = 1.0
         return ()
 
-    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
+    def begin(
+        self, num_microbatches: int, *, lends: bool, syncs_late: bool, reruns: bool = False
+    ) -> None:
         """Start a window whose gradients are not added up yet."""
+        self._reruns = reruns
+        if reruns:
+            self._talk_now()
         self._is_synced = False
         self._is_armed = False
         self._is_stand_in_used = False
 
+    def begin_again(self) -> None:
+        """Have the gradients of this rank added up once more."""
+        self._is_synced = False
+
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Have DDP reduce in the backward of this microbatch, or not; it asks in the forward."""
-        syncs = is_last and not self._is_alone and not self._is_wide
+        syncs = is_last and not self._is_alone and not self._adds_up
         self._model.require_backward_grad_sync = syncs
+        if self._reruns:
+            self._model.require_forward_param_sync = False
 
     def after_forward(self, *, failed: bool) -> None:
         """Leave DDP as it was found."""
         self._model.require_backward_grad_sync = True
+        if self._reruns:
+            self._model.require_forward_param_sync = True
 
     def after_backward(self) -> None:
         """Note that DDP has reduced, if the forward went through it."""
@@ -98,7 +127,7 @@ class DataParallel:
         if self._is_synced:
             return
         self._is_synced = True
-        if self._is_wide:
+        if self._adds_up:
             self._add_up()
             return
         if self._is_armed and self._model.find_unused_parameters:
@@ -145,6 +174,13 @@ class DataParallel:
         """Those DDP was told to ignore, such as a rank's experts."""
         return parameter in self._own
 
+    def _talk_now(self) -> None:
+        """Do what DDP would in a forward, where a rank that runs it again would do it twice."""
+        model: Any = self._model
+        model.reducer._rebuild_buckets()  # noqa: SLF001 - torch has no other way
+        if model.will_sync_module_buffers():
+            model._sync_buffers()  # noqa: SLF001 - torch has no other way
+
     @torch.no_grad()
     def _add_up(self) -> None:
         """Sum each gradient over the ranks; one that no rank has stays None."""
@@ -152,18 +188,23 @@ class DataParallel:
         parameters = [p for p in self._trained if p.requires_grad]
         has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32)
         has = has.to(parameters[0].device)
-        dist.all_reduce(has, group=group)
+        self._world.agree()
+        with self._world.inside():
+            dist.all_reduce(has, group=group)
         for parameter, number in zip(parameters, has.tolist(), strict=True):
             if number and parameter.grad is None:
                 dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
                 parameter.grad = torch.zeros_like(parameter, dtype=dtype)
-        handles = [
-            dist.all_reduce(p.grad, group=group, async_op=True)
-            for p in parameters
-            if p.grad is not None
-        ]
-        for handle in handles:
-            handle.wait()
+        if any(0 < number < self.data_parallel_size for number in has.tolist()):
+            self._world.agree()  # that every rank had the memory for its zeros
+        with self._world.inside():
+            handles = [
+                dist.all_reduce(p.grad, group=group, async_op=True)
+                for p in parameters
+                if p.grad is not None
+            ]
+            for handle in handles:
+                handle.wait()
 
     def _note_used(self, parameter: Tensor) -> None:
         self._is_stand_in_used = self._is_stand_in_used or not self._is_standing_in

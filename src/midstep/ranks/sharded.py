@@ -59,6 +59,7 @@ class FullySharded:
 
     seed_factor = 1.0
     is_lockstep = True
+    runs_alone = False
     is_split = True
 
     def __init__(
@@ -101,12 +102,18 @@ class FullySharded:
             found |= {p.dtype for group in fsdp_groups(self._modules) for p in group.sharded}
         return found
 
-    def begin(self, num_microbatches: int, *, lends: bool, syncs_late: bool) -> None:
+    def begin(
+        self, num_microbatches: int, *, lends: bool, syncs_late: bool, reruns: bool = False
+    ) -> None:
         """Start a window of so many forwards and backwards on every rank."""
         self._num_run = 0
         self._num_microbatches = num_microbatches
         self._calls.begin(lends=lends)
         self._is_synced = False
+
+    def begin_again(self) -> None:
+        """No rank can: its forwards are collectives."""
+        raise AssertionError("a sharded window is not run again")
 
     def before_forward(self, *, index: int, is_last: bool) -> None:
         """Reduce and reshard in this backward, or later."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RankFailure
+from ..errors import NotAgreed, RankFailure
 from .board import Board
 
 __all__ = ["World"]
@@ -23,6 +23,8 @@ class World:
         rank: This rank.
         size: How many there are.
         num_collectives: How many collectives this object has run, for those who count.
+        is_inside: Whether a collective has begun and not ended, as one that failed.
+        is_agreeing: Whether a rank that fails can still take the others back; see `agreeing`.
         board: Where ranks post that they failed; None for one rank alone.
     """
 
@@ -32,6 +34,8 @@ class World:
         self.num_collectives = 0
         self._num_windows = 0
         self._tolerates: Callable[[BaseException], bool] | None = None
+        self.is_agreeing = False
+        self.is_inside = False
         backend = dist.get_backend()
         self._device = torch.device("cpu")
         if "gloo" not in backend and "mpi" not in backend:
@@ -44,9 +48,10 @@ class World:
         """Add up each number over all ranks, in float64. One all-reduce of 8 bytes a number."""
         if self.size == 1:
             return list(values)
-        self.num_collectives += 1
         buffer = torch.tensor(values, dtype=torch.float64, device=self._device)
-        dist.all_reduce(buffer)
+        self.agree()
+        with self.inside():
+            dist.all_reduce(buffer)
         found: list[float] = buffer.tolist()
         return found
 
@@ -57,7 +62,6 @@ class World:
         """
         if self.size == 1:
             return list(vectors)
-        self.num_collectives += 1
         parts = [
             # To the host it must wait, or the numbers would be added up before they are there.
             torch.as_tensor(v, dtype=torch.float64).to(
@@ -66,7 +70,9 @@ class World:
             for v in vectors
         ]
         buffer = torch.cat(parts)
-        dist.all_reduce(buffer)
+        self.agree()
+        with self.inside():
+            dist.all_reduce(buffer)
         return list(torch.split(buffer, [len(part) for part in parts]))
 
     def add_up_(self, numbers: Tensor) -> None:
@@ -79,10 +85,11 @@ class World:
         """Give every rank's numbers, by rank. One all-gather of 8 bytes a number and rank."""
         if self.size == 1:
             return [list(values)]
-        self.num_collectives += 1
         own = torch.tensor(values, dtype=torch.float64, device=self._device)
         everyone = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(everyone, own)
+        self.agree()
+        with self.inside():
+            dist.all_gather(everyone, own)
         rows: list[list[float]] = torch.stack(everyone).tolist()
         return rows
 
@@ -90,9 +97,10 @@ class World:
         """Give every rank's object, by rank; for what happens once, or on the way to an error."""
         if self.size == 1:
             return [value]
-        self.num_collectives += 1
+        self.agree()
         everyone: list[Any] = [None] * self.size
-        dist.all_gather_object(everyone, value)
+        with self.inside():
+            dist.all_gather_object(everyone, value)
         return everyone
 
     @contextlib.contextmanager
@@ -128,17 +136,60 @@ class World:
             board.depth -= 1
 
     @contextlib.contextmanager
-    def tolerating(self, is_tolerated: Callable[[BaseException], bool]) -> Iterator[None]:
-        """Tell the other ranks nothing of such errors in here: this rank recovers by itself.
+    def inside(self) -> Iterator[None]:
+        """Run one collective; whoever fails in here can take part in no other."""
+        self.num_collectives += 1
+        self.is_inside = True
+        yield
+        self.is_inside = False
+
+    @contextlib.contextmanager
+    def agreeing(self, is_tolerated: Callable[[BaseException], bool]) -> Iterator[None]:
+        """Have a rank that fails in here take the others back with it, until `agreed`.
+
+        Before each collective in here the ranks ask each other whether all of them are well: one
+        more all-reduce of 8 bytes. So nobody is left in a collective by one that is not.
 
         Args:
-            is_tolerated: Whether it does from this one.
+            is_tolerated: Whether a rank recovers from such an error, so that it is no failure.
         """
-        before, self._tolerates = self._tolerates, is_tolerated
+        self._tolerates, self.is_agreeing = is_tolerated, True
         try:
             yield
         finally:
-            self._tolerates = before
+            self._tolerates, self.is_agreeing = None, False
+
+    def agree(self, *, is_well: bool = True) -> None:
+        """Ask inside `agreeing` whether all ranks are well. No cost elsewhere.
+
+        Raises:
+            NotAgreed: Some are not; on all ranks alike.
+        """
+        if self.size == 1 or not self.is_agreeing:
+            return
+        num_ill = torch.full((1,), float(not is_well), dtype=torch.float64, device=self._device)
+        with self.inside():
+            dist.all_reduce(num_ill)
+        if self._read(num_ill):
+            raise NotAgreed("another rank ran out of memory")
+
+    def _read(self, number: torch.Tensor) -> float:
+        """Read what all ranks have agreed on: who failed in here would go another way than they."""
+        try:
+            return number.item()
+        except Exception as error:
+            if self._tolerates is None or not self._tolerates(error):
+                raise
+        return number.item()
+
+    def agreed(self) -> None:
+        """Agree for the last time; from here on no rank can take the others back.
+
+        Raises:
+            NotAgreed: Some ranks are not well; on all ranks alike.
+        """
+        self.agree()
+        self._tolerates, self.is_agreeing = None, False
 
     def check(self) -> None:
         """Refuse to begin a window that not all ranks can take part in. Costs nothing.

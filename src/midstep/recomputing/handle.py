@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -17,17 +18,31 @@ from .state import ChangedBuffers, Versions, changed, versions_of
 __all__ = ["Recompute"]
 
 
+class CountsBytes(Protocol):
+    """Whoever counts the bytes that no operation makes: the random state of each run."""
+
+    def hold(self, owner: object, num_bytes: int) -> None:
+        """Count them until their owner goes away."""
+        ...
+
+    def aside(self, num_bytes: int) -> AbstractContextManager[None]:
+        """Count them while this is open."""
+        ...
+
+
 class Recompute:
     """Blocks that are run again in backward, until `remove` is called.
 
     Attributes:
         every: Calls of blocks that are run again together.
         names: Of the blocks, as the model names them.
+        counts: Counts the random states that are kept; None for nobody.
     """
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module], every: int) -> None:
         self.every = every
         self.names = list(blocks)
+        self.counts: CountsBytes | None = None
         self._blocks = dict(blocks)
         self._is_replaying = False
         self._depth = 0
@@ -64,8 +79,11 @@ class Recompute:
         """Call blocks without making a run of it, and put back what their forward changes."""
         before, self._is_replaying = self._is_replaying, True
         buffers = ChangedBuffers(self._blocks, self._changing)
+        counts = self.counts
         try:
-            yield
+            # The present random state lies aside while that of the first run is in its place.
+            with contextlib.nullcontext() if counts is None else counts.aside(_state_bytes()):
+                yield
         finally:
             self._is_replaying = before
             buffers.restore()
@@ -92,6 +110,8 @@ class Recompute:
             return
         if self._run is None:
             self._run = Run(self, block, args, kwargs)
+            if self.counts is not None:
+                self.counts.hold(self._run, _state_bytes())
         else:
             self._run.resume(block, args, kwargs)
 
@@ -139,6 +159,10 @@ class Recompute:
             UserWarning,
             stacklevel=2,
         )
+
+
+def _state_bytes() -> int:
+    return torch.get_rng_state().nbytes
 
 
 def _lasts(names: Sequence[str], blocks: Sequence[nn.Module]) -> set[int]:
