@@ -88,7 +88,7 @@ def load_script(path: str) -> Program:
         SyntaxError: It is not Python.
     """
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)  # this file's annotations
     folder = str(Path(path).resolve().parent)
     return Program(code, path, folder, (str(Path(path).absolute()),))
 

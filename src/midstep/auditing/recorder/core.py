@@ -58,6 +58,7 @@ class Recorder:
         self.is_active = False
         self.inside: list[int] = []  # optimizers whose closure is running
         self.scaled: tuple[int, float] | None = None  # the scaler of the next backward, its scale
+        self._loss: weakref.ref[Tensor] | None = None
         self.scaler_now: int | None = None  # the scaler whose step is running
         self.depth = 0  # backwards that are running; one may call another
         self.syncs: Callable[[], bool | None] = lambda: None
@@ -155,9 +156,13 @@ class Recorder:
 
     def keys_of_grads(self, tensors: list[Any]) -> frozenset[int]:
         """Return the numbers of the parameters whose gradients these are."""
-        by_grad = self.parameters.by_grad()
-        found = (by_grad.get(id(tensor)) for tensor in tensors)
+        found = map(self.parameters.of_grad, tensors)
         return self.parameters.intern(key for key in found if key is not None)
+
+    def is_loss(self, tensor: Tensor) -> bool:
+        """Whether a number is the loss of the last backward, detached."""
+        loss = self._loss() if self._loss is not None else None
+        return loss is not None and loss.data_ptr() == tensor.data_ptr()
 
     def count_update(self) -> None:
         """Count a step, and let go after enough of them."""
@@ -269,6 +274,7 @@ class Recorder:
                 return handles
             if len(roots) == 1 and roots[0].numel() == 1:
                 event.loss = number(roots[0])
+                self._loss = weakref.ref(roots[0])
             leaves = find_leaves(roots)
             event.terms = tuple(leaf.term for leaf in leaves)
             handles.extend(leaf.node.register_prehook(_weigh(leaf.term)) for leaf in leaves)
