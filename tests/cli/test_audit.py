@@ -241,3 +241,9 @@ def test_processes_that_the_script_starts_are_watched_too() -> None:
     reported = [text for text in process.stdout.splitlines() if " MS" in text]
     assert [text.partition(" MS109")[0] for text in reported] == [f"train.py:{line}:1: error"]
     assert "in 6 updates of 3 processes" in process.stderr
+
+
+def test_a_script_is_compiled_without_the_features_of_this_library() -> None:
+    # `from __future__ import annotations` of the launcher would turn them into texts.
+    script = "def scale(x: int): ...\nassert scale.__annotations__ == {'x': int}\n"
+    assert run(["audit", write(script)]) == 0

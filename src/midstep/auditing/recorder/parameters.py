@@ -152,9 +152,9 @@ class Parameters:
             return key
         # `p.grad.detach()` and `p.grad.data` are other objects on the same memory.
         if self._by_memory is None:
-            grads = [(key, self.grads([key])) for key in self._by_grad[1].values()]
-            self._by_memory = {_memory(g): key for key, gs in grads for g in gs if type(g) is Tensor}
-        return self._by_memory.get(_memory(tensor)) if self._by_memory else None
+            pairs = [(key, self.param(key).grad) for key in self._by_grad[1].values()]
+            self._by_memory = {_memory(g): key for key, g in pairs if type(g) is Tensor}
+        return self._by_memory.get(_memory(tensor))
 
     def grads(self, keys: Iterable[int]) -> list[Tensor]:
         """Return the gradients of these parameters, where there are any."""
