@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -55,7 +56,8 @@ class Recorder:
         self.optimizers, self.scalers, self.others = Numbers(), Numbers(), Numbers()
         self.made: dict[int, tuple[weakref.ref[Any], Place | None, int]] = {}
         self.events: list[Event] = []
-        self.is_active = False
+        self.is_watching = False
+        self._thread: dict[str, threading.Thread] = {}  # the one that trains, once there is one
         self.inside: list[int] = []  # optimizers whose closure is running
         self.scaled: tuple[int, float] | None = None  # the scaler of the next backward, its scale
         self._loss: weakref.ref[Tensor] | None = None
@@ -86,7 +88,7 @@ class Recorder:
 
     def let_go(self) -> None:
         """Stop watching; the patches stay as plain passages until they are restored."""
-        self.is_active = False
+        self.is_watching = False
         for leave in self.letting_go:
             leave()
         self.letting_go.clear()
@@ -97,6 +99,19 @@ class Recorder:
     def here(self) -> Place | None:
         """Return the user's line that is running."""
         return self.places.here()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this thread is watched: the first that trains, and of those made before, all."""
+        thread = self._thread.get("") if self.is_watching else None
+        return self.is_watching and (thread is None or thread.ident == threading.get_ident())
+
+    def adopt(self) -> None:
+        """Watch the thread that runs, if no other that trains is alive."""
+        thread = self._thread.get("")
+        if thread is not None and not thread.is_alive():
+            del self._thread[""]
+        self._thread.setdefault("", threading.current_thread())
 
     @property
     def is_close(self) -> bool:
@@ -234,7 +249,10 @@ class Recorder:
 
     def backward(self, run: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward and write down what it did."""
-        if not self.is_active or self.depth or not kwargs.get("accumulate_grad"):
+        self.adopt()
+        if not self.is_active:
+            return run(tensors, *args, **kwargs)
+        if self.depth or not kwargs.get("accumulate_grad"):
             self.depth += 1
             try:
                 return run(tensors, *args, **kwargs)
@@ -328,7 +346,7 @@ class Recorder:
         return Recording(
             self.events,
             *self._rank,
-            is_complete and self.is_active,
+            is_complete and self.is_watching,
             self.started,
             self.num_unmeasured,
             self.num_updates,
