@@ -279,7 +279,7 @@ def exhausted(update: Update) -> Iterator[Report]:
         if event.spent and update.touches(event.subject) is not False:
             node = event.subject.node if isinstance(event.subject, Params) else None
             made = f" (made by {words(node)})" if node is not None else ""
-            edits = (Edit(node, f"list({text_of(node)})"),) if node is not None else ()
+            edits = (Edit(node, "list({})"),) if node is not None else ()
             argument = event.node.args[0] if isinstance(event.node, ast.Call) else event.node
             yield Report(
                 "MS207",
