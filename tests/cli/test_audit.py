@@ -41,8 +41,9 @@ def write(text: str, name: str = "train.py") -> str:
 
 def audit(*arguments: str) -> tuple[int, list[tuple[str, str, int]]]:
     """The exit code, and code, path and line of every finding."""
+    out = Path("found.json").absolute()
     code = run(["audit", "--format", "json", "--out", "found.json", *arguments])
-    found = json.loads(Path("found.json").read_text(encoding="utf-8"))["findings"]
+    found = json.loads(out.read_text(encoding="utf-8"))["findings"]
     return code, [(f["code"], f["path"], f["line"]) for f in found]
 
 
@@ -89,7 +90,8 @@ def test_the_script_is_main_and_finds_its_neighbours(capsys: pytest.CaptureFixtu
         "folder/train.py",
     )
     assert run(["audit", name]) == 0
-    assert capsys.readouterr().out == "__main__ neighbour True folder/train.py\n"
+    whole = Path(name).absolute()
+    assert capsys.readouterr().out == f"__main__ neighbour True {whole}\n"
 
 
 def test_a_module_runs_as_python_would_run_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,7 +116,8 @@ def test_an_exception_is_shown_as_usual_and_findings_are_reported(
     code, found = audit(write(f"{FAULTY}\nraise LookupError('of the script')\n"))
     assert (code, found) == (1, [("MS109", "train.py", FAULTY_LINE)])
     shown = capsys.readouterr().err
-    assert shown.startswith('Traceback (most recent call last):\n  File "train.py", line ')
+    whole = Path("train.py").absolute()
+    assert shown.startswith(f'Traceback (most recent call last):\n  File "{whole}", line ')
     assert "LookupError: of the script\n" in shown
     assert "launching.py" not in shown
 
@@ -241,3 +244,48 @@ def test_processes_that_the_script_starts_are_watched_too() -> None:
     reported = [text for text in process.stdout.splitlines() if " MS" in text]
     assert [text.partition(" MS109")[0] for text in reported] == [f"train.py:{line}:1: error"]
     assert "in 6 updates of 3 processes" in process.stderr
+
+
+def test_a_script_is_compiled_without_the_features_of_this_library() -> None:
+    # `from __future__ import annotations` of the launcher would turn them into texts.
+    script = "def scale(x: int): ...\nassert scale.__annotations__ == {'x': int}\n"
+    assert run(["audit", write(script)]) == 0
+
+
+def test_a_script_that_goes_to_another_folder_is_told_from_the_first_one() -> None:
+    away = (
+        f"import os\nos.mkdir('away')\nos.chdir('away')\nassert os.path.exists(__file__)\n{FAULTY}"
+    )
+    code, found = audit(write(away))
+    assert code == 1
+    assert [(path, line) for _, path, line in found] == [("train.py", FAULTY_LINE + 4)]
+
+
+def test_one_of_several_training_threads_is_watched() -> None:
+    threads = """
+import threading
+import torch
+
+turn = threading.Barrier(2)
+
+
+def train():
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        loss = model(torch.ones(2, 4)).square().mean()
+        turn.wait()
+        optimizer.zero_grad()
+        turn.wait()
+        loss.backward()
+        turn.wait()
+        optimizer.step()
+
+
+workers = [threading.Thread(target=train) for _ in range(2)]
+for worker in workers:
+    worker.start()
+for worker in workers:
+    worker.join()
+"""
+    assert audit(write(threads)) == (0, [])

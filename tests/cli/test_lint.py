@@ -119,6 +119,16 @@ def test_fix_mends_the_file_and_reports_the_rest(
     assert "total += loss.detach()" in path.read_text(encoding="utf-8")
 
 
+def test_fix_writes_a_file_in_the_encoding_it_had(folder: Path) -> None:
+    for encoding, first in (("utf-8-sig", ""), ("latin-1", "# -*- coding: latin-1 -*-\n")):
+        path = folder / f"{encoding}.py"
+        text = first + SETUP + "# \u00e9t\u00e9\n" + find("MS803").bad
+        path.write_bytes(text.encode(encoding))
+        assert run(["lint", path.name, "--fix", "--select", "MS803"]) == 0
+        after = text.replace("total += loss", "total += loss.detach()")
+        assert path.read_bytes() == after.encode(encoding)
+
+
 def test_the_project_chooses_and_the_command_line_wins(folder: Path) -> None:
     settings = '[tool.midstep.lint]\nignore = ["MS109"]\nexclude = ["advice.py"]\nadvice = true\n'
     (folder / "pyproject.toml").write_text(settings, encoding="utf-8")

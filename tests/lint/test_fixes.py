@@ -94,3 +94,33 @@ def test_text_that_is_not_ascii_is_changed_at_the_right_place() -> None:
 def test_what_has_no_safe_change_is_left_alone() -> None:
     text = SETUP + find("MS109").bad
     assert fixed(Source("a.py", text)) == (text, 0)
+
+
+def test_comments_in_what_is_wrapped_stay() -> None:
+    made = "params = filter(  # what trains\n    lambda p: p.requires_grad, model.parameters()\n)"
+    bad = find("MS207").bad.replace(
+        "params = filter(lambda p: p.requires_grad, model.parameters())", made
+    )
+    assert made in bad
+    text, number = fixed(Source("a.py", SETUP + bad))
+    assert number == 1
+    assert made.replace("filter(", "list(filter(", 1) + ")" in text
+
+
+def test_a_comment_that_would_be_lost_keeps_a_call_as_it_is() -> None:
+    call = "nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+    bad = SETUP + find("MS602").bad.replace(call, call.replace("1.0", "1.0  # by hand\n        "))
+    assert fixed(Source("a.py", bad)) == (bad, 0)
+
+
+def test_a_new_line_ends_as_its_neighbours_do() -> None:
+    windows = (SETUP + find("MS202").bad).replace("\n", "\r\n")
+    text, number = fixed(Source("a.py", windows))
+    assert number == 1
+    assert text.count("\n") == text.count("\r\n") == windows.count("\n") + 1
+
+
+def test_a_form_feed_ends_no_line() -> None:
+    text, number = fixed(Source("a.py", SETUP + "\x0c\n" + find("MS202").bad))
+    assert number == 1
+    assert "    scaler.unscale_(optimizer)\n    nn.utils.clip_grad_norm_" in text

@@ -382,6 +382,15 @@ def an_optimizer_with_noise_of_its_own() -> Setup:
     return Setup(s.mlp(), s.pairs(), s.summed, ms.targets(), optimizer)
 
 
+@fault("loss", "does not depend on the rows")
+def a_penalty_on_weights_in_every_microbatch() -> Setup:
+    def loss(model: Any, batch: Any) -> Tensor:
+        penalty = sum(p.square().sum() for p in model.parameters())
+        return s.summed(model, batch) + 0.1 * penalty
+
+    return Setup(s.mlp(), s.pairs(), loss, ms.targets())
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_with_its_cause(name: str) -> None:
     make, kind, words = FAULTS[name]

@@ -83,13 +83,17 @@ def audit(
             found.num_updates = recorder.num_updates
 
 
-def judge(recordings: Sequence[Recording], selection: Selection) -> list[Finding]:
+def judge(
+    recordings: Sequence[Recording], selection: Selection, here: Path | None = None
+) -> list[Finding]:
     """Find the defects that are to be reported, with paths as short as they can be.
 
     Args:
         recordings: One for each process.
         selection: Which of them.
+        here: The folder that paths are told from; None for the one the process is in.
     """
+    here = Path.cwd() if here is None else here
     findings = selection.of(check(recordings))
     texts: dict[str, Suppressions] = {}
     for finding in findings:
@@ -101,10 +105,9 @@ def judge(recordings: Sequence[Recording], selection: Selection) -> list[Finding
             texts[finding.path] = Suppressions(text)
     kept = [finding for finding in findings if not texts[finding.path].hides(finding)]
     # Processes may name one file in several ways.
-    return once(dataclasses.replace(finding, path=_short(finding.path)) for finding in kept)
+    return once(dataclasses.replace(finding, path=_short(finding.path, here)) for finding in kept)
 
 
-def _short(path: str) -> str:
-    here = Path.cwd()
+def _short(path: str, here: Path) -> str:
     whole = Path(path)
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else path

@@ -149,7 +149,7 @@ def watch_children(recorder: Any, folder: Path, own: tuple[str, ...]) -> Iterato
             write_recording(folder, recording, f"child{os.getpid()}")
 
     def after_fork(_: object) -> None:
-        if os.getpid() != parent and recorder.is_active:
+        if os.getpid() != parent and recorder.is_watching:
             recorder.begin_anew()
             multiprocessing.util.Finalize(None, flush, exitpriority=100)
 
@@ -157,7 +157,7 @@ def watch_children(recorder: Any, folder: Path, own: tuple[str, ...]) -> Iterato
 
     def watching_start(self: Any) -> None:
         is_fresh = getattr(self, "_start_method", None) in {"spawn", "forkserver"}
-        if is_fresh and recorder.is_active and not self.daemon and self._target is not None:
+        if is_fresh and recorder.is_watching and not self.daemon and self._target is not None:
             self._target = _Watched(self._target, folder, own)
         start(self)
 

@@ -195,9 +195,13 @@ class History:
         return self.between(0, len(self.events), kind)
 
     def clips_of(self, update: Update) -> list[tuple[int, Clip]]:
-        """The clips since the attempt before, of parameters that this optimizer steps."""
+        """The clips since the attempt before, of parameters that this optimizer steps.
+
+        Those before the first backward of the update saw gradients that were cleared unused.
+        """
         mine = self.optimizers[update.optimizer].params
-        clips = self.between(update.first, update.last, Clip)
+        first = update.backwards[0][0] if update.backwards else update.first
+        clips = self.between(max(first, update.first), update.last, Clip)
         return [(index, clip) for index, clip in clips if clip.given & mine]
 
     def ratio_of(self, update: Update) -> float:

@@ -34,7 +34,8 @@ class Program:
 
     Args:
         code: Compiled.
-        file: Where it stands.
+        file: Where it stands, as Python tells it: a whole path, which a change of folder leaves so.
+        called: What Python puts into `sys.argv[0]`.
         first_path: What Python puts in front of `sys.path`.
         own: Folders that are the user's although they may lie among the libraries.
         spec: Of a module; None for a script.
@@ -42,6 +43,7 @@ class Program:
 
     code: CodeType
     file: str
+    called: str
     first_path: str
     own: tuple[str, ...]
     spec: importlib.machinery.ModuleSpec | None = None
@@ -63,7 +65,7 @@ class Program:
             module.__loader__ = self.spec.loader
         # It stays `__main__` after its end: what it registered to run at exit looks its names up.
         sys.modules["__main__"] = module
-        sys.argv[:] = [self.file, *arguments]
+        sys.argv[:] = [self.called, *arguments]
         sys.path[0] = self.first_path
         try:
             exec(self.code, module.__dict__)
@@ -87,10 +89,17 @@ def load_script(path: str) -> Program:
         OSError: It cannot be read.
         SyntaxError: It is not Python.
     """
+    whole = str(Path(path).absolute())
     with io.open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        text = file.read()
+    try:
+        # Else the script would inherit the `annotations` of this file.
+        code = compile(text, whole, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        error.filename = path
+        raise
     folder = str(Path(path).resolve().parent)
-    return Program(code, path, folder, (str(Path(path).absolute()),))
+    return Program(code, whole, path, folder, (whole,))
 
 
 def load_module(name: str) -> Program:
@@ -114,7 +123,8 @@ def load_module(name: str) -> Program:
     if spec is None or code is None or spec.origin is None:
         raise ModuleNotFoundError(f"no module `{name}` that could be run as `python -m {name}`")
     top = Path(spec.origin).parents[spec.name.count(".")] / spec.name.partition(".")[0]
-    return Program(code, spec.origin, os.getcwd(), (spec.origin, str(top)), spec)  # noqa: PTH109
+    own = (spec.origin, str(top))
+    return Program(code, spec.origin, spec.origin, os.getcwd(), own, spec)  # noqa: PTH109
 
 
 def _code_of(end: SystemExit) -> int:

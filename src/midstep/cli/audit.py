@@ -63,6 +63,7 @@ def audit(  # noqa: PLR0917 - an option of the command is an argument here
     except (OSError, SyntaxError, ImportError, ValueError) as error:
         fail(period(_in_words(script, error)))
         return FAILED
+    out = None if out is None else out.absolute()  # the script may go elsewhere
     is_for_machines = style in {Format.JSON, Format.SARIF} and out is None
     stdout = _only_findings_on_stdout() if is_for_machines else None
     return _run(program, arguments or [], selection, windows, _Writer(style, out, stdout))
@@ -120,7 +121,7 @@ def _run(
         # What was imported stays; nobody need look through it again.
         gc.freeze()
 
-    folder = Folder()
+    folder, here = Folder(), Path.cwd()  # the script may leave it
     with (
         watch(own=program.own, max_updates=windows, find_optimizers=False) as recorder,
         watch_children(recorder, folder.path, program.own),
@@ -136,7 +137,7 @@ def _run(
         from ..auditing.context import judge
 
         recordings = folder.read()
-        findings = judge(recordings, selection)
+        findings = judge(recordings, selection, here)
     num_updates = sum(r.num_updates for r in recordings)
     writer.write(findings, _summary(findings, num_updates, len(recordings)))
     return ending.code or exit_code(findings)

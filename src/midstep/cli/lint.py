@@ -131,8 +131,7 @@ def _mended(path: Path) -> Source | None:
     text, number = fixed(source)
     if number == 0:
         return None
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    path.write_bytes(text.encode(source.encoding))
     sys.stderr.write(f"midstep: `{path}`: mended {number}.\n")
     return read(path)
 

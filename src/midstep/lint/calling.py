@@ -274,6 +274,13 @@ def _nan_to_num(call: Call) -> Value:
     return call.get(0, "input") or Unknown("?")
 
 
+def _norm(call: Call) -> Value:
+    """`torch.norm(p.grad)`, `torch.linalg.vector_norm(p.grad)`."""
+    if call.node.args and ".grad" in text_of(call.node.args[0]):
+        call.reader.emit(Act.NORM, call.node, call.args[0])
+    return Unknown("norm")
+
+
 def _arange(call: Call) -> Value:
     return Unknown("torch.arange()")
 
@@ -306,6 +313,8 @@ BY_NAME: dict[str, Callable[[Call], Value]] = {
     "all_reduce": _all_reduce,
     "nan_to_num": _nan_to_num,
     "nan_to_num_": _nan_to_num,
+    "norm": _norm,
+    "vector_norm": _norm,
     "arange": _arange,
     "ceil": _stack,
 }

@@ -13,6 +13,7 @@ from .calling import call_outside, loss_of
 from .collecting import collected
 from .conditions import FALSE, TRUE, negated
 from .evaluator import text_of
+from .forwards import crossing
 from .joining import chosen
 from .trace import Act, Block, Event, Loop, is_idle
 from .values import (
@@ -262,7 +263,8 @@ class Expressions:
     def _call_unknown(self, target: Value, call: Call) -> Value:
         if isinstance(target, Module | Instance):
             self.emit(Act.FORWARD, call.node, target)
-            return Unknown(f"{key_of(target)}()", is_result=True)
+            loss = crossing(self, target, call)
+            return loss or Unknown(f"{key_of(target)}()", is_result=True)
         words = key_of(target)
         if words.rpartition(".")[2] in CRITERION:
             return Loss(Kind.MEAN, call.node, roots=tuple(call.args))

@@ -51,9 +51,9 @@ def fixed(source: Source) -> tuple[str, int]:
 def _steps(
     source: Source, linted: Linted, tried: set[tuple[str, str]]
 ) -> Iterator[tuple[Source, int]]:
-    lines = source.text.splitlines()
+    lines = source.text.encode().splitlines()
     for (code, line), edits in linted.edits.items():
-        key = (code, lines[line - 1].strip() + str(line))
+        key = (code, lines[line - 1].decode().strip() + str(line))
         if key in tried:
             continue
         tried.add(key)
@@ -89,7 +89,9 @@ def _changed(source: Source, edits: Iterable[Edit]) -> str | None:
         starts.append(starts[-1] + len(line))
     changes: list[tuple[int, int, str]] = []
     for edit in edits:
-        change = _before(source, edit, starts) if edit.is_line_before else _inside(edit, starts)
+        change = (
+            _before(source, edit, starts) if edit.is_line_before else _inside(edit, data, starts)
+        )
         if change is None:
             return None
         changes.append(change)
@@ -98,12 +100,16 @@ def _changed(source: Source, edits: Iterable[Edit]) -> str | None:
     return data.decode()
 
 
-def _inside(edit: Edit, starts: list[int]) -> tuple[int, int, str] | None:
+def _inside(edit: Edit, data: bytes, starts: list[int]) -> tuple[int, int, str] | None:
     node = edit.node
     if not isinstance(node, ast.expr) or node.end_lineno is None or node.end_col_offset is None:
         return None
     first = starts[node.lineno - 1] + node.col_offset
-    return first, starts[node.end_lineno - 1] + node.end_col_offset, edit.text
+    last = starts[node.end_lineno - 1] + node.end_col_offset
+    old = data[first:last].decode()
+    if "{}" not in edit.text and "#" in old:
+        return None  # a comment would be lost
+    return first, last, edit.text.replace("{}", old)
 
 
 def _before(source: Source, edit: Edit, starts: list[int]) -> tuple[int, int, str] | None:
@@ -113,12 +119,14 @@ def _before(source: Source, edit: Edit, starts: list[int]) -> tuple[int, int, st
     if not around or _function_of(around) is not _function_of(beside):
         return None
     statement = next(node for node in reversed(around) if isinstance(node, ast.stmt))
-    line = source.text.splitlines()[statement.lineno - 1]
+    # Bytes are cut where Python's own reader cuts: a form feed ends no line.
+    line = source.text.encode().splitlines(keepends=True)[statement.lineno - 1].decode()
     indent = line[: len(line) - len(line.lstrip())]
+    end = "\r\n" if line.endswith("\r\n") else "\n"
     if len(indent.encode()) != statement.col_offset:
         return None  # `if x: clip(...)` on one line
     first = starts[statement.lineno - 1]
-    return first, first, f"{indent}{edit.text}\n"
+    return first, first, f"{indent}{edit.text}{end}"
 
 
 def _around(tree: ast.AST, wanted: ast.AST) -> list[ast.AST]:

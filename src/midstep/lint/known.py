@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ __all__ = [
     "NORMS",
     "OPAQUE_WORDS",
     "PASSED_ON",
+    "cuts_rows",
     "is_accumulation_name",
     "is_bar",
     "is_model_name",
@@ -192,6 +194,36 @@ def is_accumulation_name(key: str) -> bool:
         (True, False)
     """
     return bool(ACCUMULATION.search(key.rpartition(".")[2]))
+
+
+def cuts_rows(over: ast.expr) -> bool:
+    """Whether what is looped over are pieces of a batch: `zip(x.split(4), y.split(4))`.
+
+    Args:
+        over: What a `for` statement goes over.
+
+    Example:
+        >>> texts = "x.chunk(4)", "zip(x.split(4), y.split(4))", "x.split(4, dim=1)"
+        >>> [cuts_rows(ast.parse(text, mode="eval").body) for text in texts]
+        [True, True, False]
+    """
+    cuts = [
+        node
+        for node in ast.walk(over)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"split", "chunk", "tensor_split"}
+    ]
+    return bool(cuts) and all(_is_along_rows(cut) for cut in cuts)
+
+
+def _is_along_rows(cut: ast.Call) -> bool:
+    is_function = isinstance(cut.func, ast.Attribute) and (
+        isinstance(cut.func.value, ast.Name) and cut.func.value.id == "torch"
+    )
+    sizes = cut.args[1:] if is_function else cut.args
+    dims = sizes[1:] + [keyword.value for keyword in cut.keywords if keyword.arg == "dim"]
+    return bool(sizes) and all(isinstance(dim, ast.Constant) and dim.value == 0 for dim in dims)
 
 
 def is_model_name(name: str) -> bool:

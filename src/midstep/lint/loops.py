@@ -223,10 +223,12 @@ class Update:
 
     @property
     def is_named(self) -> bool:
-        """Whether the length of a window has a name that says so."""
+        """Whether the inner loop says that it goes over microbatches: by a name, or by a cut."""
         inner = self.place.inner
         over = text_of(inner.node.iter) if inner and isinstance(inner.node, ast.For) else ""
         words = over.replace("(", " ").replace(")", " ").replace(",", " ").split()
+        if inner and isinstance(inner.node, ast.For) and known.cuts_rows(inner.node.iter):
+            return True
         return is_accumulation_name(self.length) or any(map(is_accumulation_name, words))
 
     def inside_runs(self) -> list[Run]:

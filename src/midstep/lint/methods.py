@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 
 from . import known
@@ -37,6 +38,8 @@ from .values import (
 )
 
 __all__ = ["call_method"]
+
+SQUARED_GRADIENT = re.compile(r"\.grad\b.*(\.pow\(2|\.square\(|\*\* ?2)")
 
 
 def call_method(call: Call, bound: Bound) -> Value:
@@ -80,6 +83,8 @@ def _unseen(call: Call, bound: Bound) -> None:
 
 def _passed_on(call: Call, bound: Bound) -> Value:
     owner = bound.owner
+    if bound.name == "cpu" and isinstance(owner, Loss):
+        call.reader.emit(Act.READ, call.node, owner)
     if isinstance(owner, Unknown) and bound.name == "nan_to_num" and ".grad" in owner.key:
         call.reader.emit(Act.REPLACE, call.node, owner)
     if isinstance(owner, Module | Instance | Unknown) and _is_half(call, bound.name):
@@ -200,6 +205,8 @@ def _prepare(call: Call, owner: Value) -> Value:
 
 def _reduced(kind: Kind) -> Callable[[Call, Value], Value]:
     def reduce(call: Call, owner: Value) -> Value:
+        if kind is Kind.SUM and SQUARED_GRADIENT.search(text_of(call.node.func)):
+            call.reader.emit(Act.NORM, call.node, owner)
         if isinstance(owner, Loss):
             if kind is Kind.MEAN and (owner.reduced or owner.kind is Kind.MEAN):
                 return owner

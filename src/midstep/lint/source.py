@@ -37,6 +37,7 @@ class Source:
         path: As the user named it; it stands in every finding.
         text: Python.
         cells: For a notebook, the number of the cell and the line in it, of each line of `text`.
+        encoding: Of the file, to write it as it was.
 
     Raises:
         UnreadableFile: The text is not Python.
@@ -46,8 +47,15 @@ class Source:
         (None, 1)
     """
 
-    def __init__(self, path: str, text: str, cells: Sequence[tuple[int, int]] = ()) -> None:
-        self.path, self.text, self._cells = path, text, cells
+    def __init__(
+        self,
+        path: str,
+        text: str,
+        cells: Sequence[tuple[int, int]] = (),
+        *,
+        encoding: str = "utf-8",
+    ) -> None:
+        self.path, self.text, self._cells, self.encoding = path, text, cells, encoding
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of an invalid escape: no matter of ours
@@ -83,7 +91,7 @@ def read(path: Path, *, shown_as: str | None = None) -> Source:
         if path.suffix == ".ipynb":
             return _notebook(name, data.decode("utf-8"))
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return Source(name, data.decode(encoding))
+        return Source(name, data.decode(encoding), encoding=encoding)
     except OSError as error:
         raise UnreadableFile(f"{error.strerror}.") from error
     except (UnicodeDecodeError, SyntaxError, LookupError) as error:

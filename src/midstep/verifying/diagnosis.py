@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from torch import Tensor
+
 from .certificate import Comparison, Reason, ReasonKind
 from .draws import OtherDraws
 from .examination import Accumulated, Examination, Held
@@ -17,7 +19,7 @@ from .layers import Crossing, crossing_layers
 from .meeting import Meeting, first_meeting
 from .numbers import crossing_terms, number_reasons
 from .scale import countable
-from .subject import Cut
+from .subject import Cut, gap, norms
 
 __all__ = ["reasons_of"]
 
@@ -71,6 +73,8 @@ def _explain(
     if held is None:
         return
     findings.reasons += number_reasons(examination, results, held)
+    if not findings.reasons and _is_repeated(examination, cuts, held):
+        findings.reasons.append(_REPEATED)
     if not findings.reasons:
         _meet(examination, cuts, held, findings)
     if not findings.reasons:
@@ -147,6 +151,29 @@ def _meet(examination: Examination, cuts: list[Cut], held: Held, findings: Findi
         findings.reasons.append(_loss(further, ()))
 
 
+def _is_repeated(examination: Examination, cuts: list[Cut], held: Held) -> bool:
+    """Whether each microbatch adds one gradient on top, the same whatever its rows are.
+
+    Then a cut into k pieces is off by k - 1 times that gradient, for every k.
+    """
+    extra: list[Tensor] | None = None
+    for cut in sorted(cuts, key=lambda cut: -len(cut.pieces)):
+        found = examination.compare(cut, held)[1]
+        # A microbatch that counts nothing is left out, and so is what it would add.
+        times = -1 if found is None else sum(any(p.counts.values()) for p in found.pieces) - 1
+        if found is None or times < 1:
+            return False
+        difference = gap(found.gradient, examination.full)
+        if extra is None:
+            extra = [part / times for part in difference]
+            continue
+        bounds = examination.bounds(found, len(cut.pieces))
+        rest = norms(gap(difference, [times * part for part in extra]))
+        if not all(r <= 2 * bound for r, bound in zip(rest, bounds, strict=True)):
+            return False
+    return extra is not None and len(cuts) > 1
+
+
 def _first_half_shares(examination: Examination) -> list[float]:
     """What the first half of the rows may weigh in a mean: by rows, counts, and what is masked."""
     subject = examination.subject
@@ -220,6 +247,16 @@ _NOT_REPEATABLE = Reason(
     why="Something else changes from one forward to the next: a counter in the loss, a cache, a "
     "clock, an operation that is not deterministic.",
     remedy="Find what the loss or the model keeps outside of the model's buffers and attributes.",
+)
+
+_REPEATED = Reason(
+    kind=ReasonKind.LOSS,
+    what="a part of the loss does not depend on the rows: every microbatch adds its gradient once "
+    "more, so a cut into k has it k times",
+    why="A penalty on weights, or any term that no row enters, is a sum over microbatches and not "
+    "over rows.",
+    remedy="Multiply it by the number of rows of the microbatch, where rows are counted, or leave "
+    "it to the optimizer (`weight_decay`).",
 )
 
 _UNEXPLAINED = Reason(

@@ -87,6 +87,8 @@ def _inside(history: History, updates: Sequence[Update]) -> Iterator[Finding]:
         if not update.backwards or not update.discarded:
             continue
         used = update.backwards[-1][1]
+        if used.inside is not None:
+            continue  # an optimizer that evaluates its closure several times clears in between
         lost = [d for d in update.discarded if _same_loop(d.backward, used)]
         if lost and all(_is_finite(history, d) for d in lost):
             hits.append((update, lost))
@@ -123,6 +125,8 @@ def _tail(history: History, number: int, updates: Sequence[Update]) -> Iterator[
     if usual < 2:
         return
     used = next(u.backwards[-1][1] for u in updates if u.size)
+    if used.inside is not None:
+        return
     mine = history.optimizers[number].params
     lost = [d for d in history.discards if d.params & mine and _same_loop(d.backward, used)]
     left = [b for _, b, params in history.left if params & mine and _same_loop(b, used)]

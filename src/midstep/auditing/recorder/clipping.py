@@ -35,6 +35,8 @@ def watch_clips(recorder: Recorder) -> None:
             function(split, watch)
     recorder.patches.attribute(Tensor, "nan_to_num_", _replacing(recorder))
     recorder.patches.attribute(Tensor, "norm", _looking(recorder, depth))
+    for norm in (torch.norm, torch.linalg.vector_norm, torch.linalg.norm):
+        function(norm, _looking(recorder, depth))
 
 
 # The names that torch gives its arguments, since callers may use them; `call` is the watched clip.
@@ -123,12 +125,18 @@ def _measure(recorder: Recorder, event: Clip, norm: Any, params: list[Tensor]) -
 
 def _looking(recorder: Recorder, depth: list[int]) -> Callable[[Any], Any]:
     def watch(original: Any) -> Any:
-        def look(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.is_active or depth[0]:
-                return original(tensors, *args, **kwargs)
-            given = tensors if isinstance(tensors, Tensor) else list(tensors)
-            result = original(given, *args, **kwargs)
-            given = [given] if isinstance(given, Tensor) else given
+        def look(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_active or depth[0] or not args:
+                return original(*args, **kwargs)
+            tensors, *others = args
+            if isinstance(tensors, Iterator):
+                tensors = list(tensors)
+            depth[0] += 1  # `Tensor.norm` calls `torch.norm`
+            try:
+                result = original(tensors, *others, **kwargs)
+            finally:
+                depth[0] -= 1
+            given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             keys = recorder.keys_of_grads(given)
             if keys:
                 event = Clip(

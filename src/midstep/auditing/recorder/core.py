@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -55,9 +56,11 @@ class Recorder:
         self.optimizers, self.scalers, self.others = Numbers(), Numbers(), Numbers()
         self.made: dict[int, tuple[weakref.ref[Any], Place | None, int]] = {}
         self.events: list[Event] = []
-        self.is_active = False
+        self.is_watching = False
+        self._thread: dict[str, threading.Thread] = {}  # the one that trains, once there is one
         self.inside: list[int] = []  # optimizers whose closure is running
         self.scaled: tuple[int, float] | None = None  # the scaler of the next backward, its scale
+        self._loss: weakref.ref[Tensor] | None = None
         self.scaler_now: int | None = None  # the scaler whose step is running
         self.depth = 0  # backwards that are running; one may call another
         self.syncs: Callable[[], bool | None] = lambda: None
@@ -85,7 +88,7 @@ class Recorder:
 
     def let_go(self) -> None:
         """Stop watching; the patches stay as plain passages until they are restored."""
-        self.is_active = False
+        self.is_watching = False
         for leave in self.letting_go:
             leave()
         self.letting_go.clear()
@@ -96,6 +99,19 @@ class Recorder:
     def here(self) -> Place | None:
         """Return the user's line that is running."""
         return self.places.here()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this thread is watched: the first that trains, and of those made before, all."""
+        thread = self._thread.get("") if self.is_watching else None
+        return self.is_watching and (thread is None or thread.ident == threading.get_ident())
+
+    def adopt(self) -> None:
+        """Watch the thread that runs, if no other that trains is alive."""
+        thread = self._thread.get("")
+        if thread is not None and not thread.is_alive():
+            del self._thread[""]
+        self._thread.setdefault("", threading.current_thread())
 
     @property
     def is_close(self) -> bool:
@@ -155,9 +171,13 @@ class Recorder:
 
     def keys_of_grads(self, tensors: list[Any]) -> frozenset[int]:
         """Return the numbers of the parameters whose gradients these are."""
-        by_grad = self.parameters.by_grad()
-        found = (by_grad.get(id(tensor)) for tensor in tensors)
+        found = map(self.parameters.of_grad, tensors)
         return self.parameters.intern(key for key in found if key is not None)
+
+    def is_loss(self, tensor: Tensor) -> bool:
+        """Whether a number is the loss of the last backward, detached."""
+        loss = self._loss() if self._loss is not None else None
+        return loss is not None and loss.data_ptr() == tensor.data_ptr()
 
     def count_update(self) -> None:
         """Count a step, and let go after enough of them."""
@@ -229,7 +249,10 @@ class Recorder:
 
     def backward(self, run: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a backward and write down what it did."""
-        if not self.is_active or self.depth or not kwargs.get("accumulate_grad"):
+        self.adopt()
+        if not self.is_active:
+            return run(tensors, *args, **kwargs)
+        if self.depth or not kwargs.get("accumulate_grad"):
             self.depth += 1
             try:
                 return run(tensors, *args, **kwargs)
@@ -269,6 +292,7 @@ class Recorder:
                 return handles
             if len(roots) == 1 and roots[0].numel() == 1:
                 event.loss = number(roots[0])
+                self._loss = weakref.ref(roots[0])
             leaves = find_leaves(roots)
             event.terms = tuple(leaf.term for leaf in leaves)
             handles.extend(leaf.node.register_prehook(_weigh(leaf.term)) for leaf in leaves)
@@ -322,7 +346,7 @@ class Recorder:
         return Recording(
             self.events,
             *self._rank,
-            is_complete and self.is_active,
+            is_complete and self.is_watching,
             self.started,
             self.num_unmeasured,
             self.num_updates,

@@ -70,6 +70,7 @@ class Parameters:
 
     __slots__ = (
         "_by_grad",
+        "_by_memory",
         "_flat",
         "_index",
         "_keys",
@@ -87,6 +88,7 @@ class Parameters:
         self._keys: list[int] = []
         self._index: dict[int, int] = {}
         self._by_grad: tuple[dict[int, Mark], dict[int, int]] | None = None
+        self._by_memory: dict[tuple[int, torch.Size], int] | None = None
         self._sets: dict[frozenset[int], frozenset[int]] = {}
         self.marks: dict[int, Mark] = {}
         self.samples: dict[int, list[float]] = {}
@@ -140,12 +142,19 @@ class Parameters:
             marks[key] = None if grad is None else (id(grad), _version_of(grad))
         return marks
 
-    def by_grad(self) -> dict[int, int]:
-        """Return the number of the parameter for the identity of each gradient last seen."""
+    def of_grad(self, tensor: Tensor) -> int | None:
+        """Return the number of the parameter whose gradient this is, detached or not."""
         if self._by_grad is None or self._by_grad[0] is not self.marks:
             found = {mark[0]: key for key, mark in self.marks.items() if mark is not None}
-            self._by_grad = self.marks, found
-        return self._by_grad[1]
+            self._by_grad, self._by_memory = (self.marks, found), None
+        key = self._by_grad[1].get(id(tensor))
+        if key is not None or type(tensor) is not Tensor or tensor.grad_fn is not None:
+            return key
+        # `p.grad.detach()` and `p.grad.data` are other objects on the same memory.
+        if self._by_memory is None:
+            pairs = [(key, self.param(key).grad) for key in self._by_grad[1].values()]
+            self._by_memory = {_memory(g): key for key, g in pairs if type(g) is Tensor}
+        return self._by_memory.get(_memory(tensor))
 
     def grads(self, keys: Iterable[int]) -> list[Tensor]:
         """Return the gradients of these parameters, where there are any."""
@@ -233,3 +242,7 @@ def ratio_of(before: list[float], after: list[float], tolerance: float) -> float
     if not size:
         return 0.0
     return ratio if rest <= (tolerance**2) * size else math.nan
+
+
+def _memory(tensor: Tensor) -> tuple[int, torch.Size]:
+    return tensor.data_ptr(), tensor.shape

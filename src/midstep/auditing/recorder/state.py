@@ -17,6 +17,7 @@ from ..events import Asked, Cast, HostRead, Loaded, Recompute, Saved
 from .clocks import descendants
 from .core import Recorder
 from .graphs import SIXTEEN_BITS
+from .losses import FAILURES
 
 __all__ = ["watch_modules", "watch_reads", "watch_recompute", "watch_state"]
 
@@ -178,9 +179,9 @@ def watch_reads(recorder: Recorder) -> None:
 
     recorder.patches.attribute(Tensor, "item", watch)
     recorder.patches.attribute(Tensor, "__float__", watch)
-    for function in (torch.isnan, torch.isfinite, torch.nan_to_num):
+    for function in (torch.isnan, torch.isinf, torch.isfinite, torch.nan_to_num):
         recorder.patches.function(function, _asking(recorder))
-    for name in ("isnan", "isfinite", "nan_to_num"):
+    for name in ("isnan", "isinf", "isfinite", "nan_to_num"):
         recorder.patches.attribute(Tensor, name, _asking(recorder))
 
 
@@ -189,12 +190,19 @@ def _asking(recorder: Recorder) -> Callable[[Any], Any]:
         def asked(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
             if recorder.is_active and recorder.is_close and isinstance(tensor, Tensor):
-                is_loss = tensor.numel() == 1 and tensor.grad_fn is not None
-                keys = recorder.keys_of_grads([tensor])
-                if (is_loss or keys) and not math.isfinite(float(tensor.detach().abs().max())):
-                    recorder.add(Asked(recorder.here(), keys))
+                try:
+                    _note_asked(recorder, tensor)
+                except FAILURES:
+                    recorder.num_unmeasured += 1
             return result
 
         return asked
 
     return watch
+
+
+def _note_asked(recorder: Recorder, tensor: Tensor) -> None:
+    is_loss = tensor.numel() == 1 and (tensor.grad_fn is not None or recorder.is_loss(tensor))
+    keys = recorder.keys_of_grads([tensor])
+    if (is_loss or keys) and not math.isfinite(float(tensor.detach().abs().max())):
+        recorder.add(Asked(recorder.here(), keys))

@@ -65,7 +65,7 @@ def watch(
         for part in PARTS:
             part(recorder)
         recorder.patches.install()
-        recorder.is_active = True
+        recorder.is_watching = True
         for thing in gc.get_objects() if find_optimizers else ():
             # Asked of its type: `isinstance` would wake lazy objects.
             if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups"):

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from ..conditions import Topic
 from ..loops import Update
+from ..sameness import covers
 from ..trace import Act, Event, Run, walk
-from ..values import Function
+from ..values import Function, Module, Optimizer, Params
 from .report import Report, at, positions
 
 __all__ = ["CLEARING"]
@@ -22,7 +23,9 @@ def never_cleared(update: Update) -> Iterator[Report]:
     """
     place = update.place
     loop = place.loop
-    if loop is None or place.is_opaque() or place.events(Act.ZERO) or not update.feeding:
+    if loop is None or place.is_opaque() or not update.feeding:
+        return
+    if not all(_is_of_another(update, event) for event in place.events(Act.ZERO)):
         return
     if any(isinstance(step.by, Function) for step in update.steps):
         return
@@ -36,13 +39,28 @@ def never_cleared(update: Update) -> Iterator[Report]:
     elif any(_called_back(outer.node) for outer in (loop, *place.outer)):
         return
     step = update.steps[0]
-    is_once = any(isinstance(n, Event) and n.act is Act.ZERO for n in walk(place.root.block))
+    is_once = any(
+        isinstance(n, Event) and n.act is Act.ZERO and not _is_of_another(update, n)
+        for n in walk(place.root.block)
+    )
     where = "only outside this loop" if is_once else "nowhere"
     yield Report(
         "MS109",
         step.node,
         f"{at(step)} uses gradients that are cleared {where}.",
     )
+
+
+def _is_of_another(update: Update, clearing: Event) -> bool:
+    """Whether another optimizer clears, whose parameters are surely not those of this one."""
+    mine, other = update.optimizer, clearing.subject
+    if not isinstance(mine, Optimizer) or not isinstance(other, Optimizer) or mine is other:
+        return False
+    if not isinstance(mine.params, Params) or not isinstance(other.params, Params):
+        return False
+    pairs = [(one, two) for one in mine.params.modules for two in other.params.modules]
+    are_named = all(isinstance(one, Module) and isinstance(two, Module) for one, two in pairs)
+    return are_named and not any(covers(one, two) or covers(two, one) for one, two in pairs)
 
 
 def _is_whole_step(node: ast.AST) -> bool:

@@ -132,7 +132,13 @@ def _scaled_clip(update: Update, run: Run) -> Event | bool | None:
     for number, event in enumerate(run.events):
         if event.act is Act.BACKWARD and event.by is not None:
             scaled = isinstance(event.by, Scaler) or "scaler" in key_of(event.by).lower()
-        elif event.act is Act.UNSCALE or event.act in {Act.DIVIDE, Act.UNKNOWN}:
+        elif event.act is Act.UNSCALE:
+            both_made = isinstance(event.subject, Optimizer) and isinstance(
+                update.optimizer, Optimizer
+            )
+            if not both_made or event.subject is update.optimizer:
+                return True
+        elif event.act in {Act.DIVIDE, Act.UNKNOWN}:
             return True
         elif event.act is Act.CLIP and scaled and not event.calm:
             later = [s for s in update.steps_in(run) if s > number]
@@ -273,7 +279,7 @@ def exhausted(update: Update) -> Iterator[Report]:
         if event.spent and update.touches(event.subject) is not False:
             node = event.subject.node if isinstance(event.subject, Params) else None
             made = f" (made by {words(node)})" if node is not None else ""
-            edits = (Edit(node, f"list({text_of(node)})"),) if node is not None else ()
+            edits = (Edit(node, "list({})"),) if node is not None else ()
             argument = event.node.args[0] if isinstance(event.node, ast.Call) else event.node
             yield Report(
                 "MS207",

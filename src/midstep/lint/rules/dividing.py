@@ -82,11 +82,19 @@ def divided_twice(update: Update) -> Iterator[Report]:
         if loss is None:
             continue
         by_length = [(k, node) for k, node in loss.divisors if update.divides_by_length(k, node)]
+        by_hand = _gradients_divided(update) if by_length and update.length else None
         sums = [(k, node) for k, node in loss.divisors if isinstance(k, WindowSum)]
         if (len(by_length) > 1 and not all(isinstance(k, Const) for k, _ in by_length)) or (
             len(by_length) > 1 and update.length
         ):
             yield _twice(by_length[-1][1], by_length[0][0], by_length[-1][0])
+        elif by_hand is not None:
+            yield Report(
+                "MS102",
+                by_hand.node,
+                f"{words(by_hand.node)} divides gradients by `{update.length}`, and "
+                f"{words(by_length[0][1])} has divided their losses by it.",
+            )
         elif sums and by_length and _is_window_of(sums[0][0], update):
             yield Report(
                 "MS102",
@@ -102,6 +110,13 @@ def divided_twice(update: Update) -> Iterator[Report]:
                 f"{at(event)} divides by `gradient_accumulation_steps` (`{key_of(steps)}`) itself, "
                 f"and {words(by_length[-1][1])} does so, too.",
             )
+
+
+def _gradients_divided(update: Update) -> Event | None:
+    """The one place where gradients are divided by hand, by the length of the window."""
+    events = update.place.events(Act.DIVIDE)
+    is_it = len(events) == 1 and key_of(events[0].by) == update.length
+    return events[0] if is_it else None
 
 
 def _twice(node: ast.AST, first: Value, second: Value) -> Report:
@@ -182,7 +197,7 @@ def tail_wrong_divisor(update: Update) -> Iterator[Report]:
         return
     tail = _tail_clause(update)
     flush = _flush(update) if tail is None else None
-    if (tail is None and flush is None) or _is_full(update):
+    if (tail is None and flush is None) or _is_full(update) or _mended(update):
         return
     for _, loss in update.losses():
         if loss is None:
@@ -251,6 +266,13 @@ def _flush(update: Update) -> Event | None:
         if id(block) in outer:
             return None
     return None
+
+
+def _mended(update: Update) -> bool:
+    """Whether gradients are multiplied by hand before the step: by what is missing, perhaps."""
+    around = [node for node in update.place.after() if not isinstance(node, Loop)]
+    nodes = (*update.place.nodes(), *walk(Block(list(around))))
+    return any(isinstance(node, Event) and node.act is Act.DIVIDE for node in nodes)
 
 
 def _as_block(node: Node) -> Block:

@@ -108,12 +108,20 @@ def not_raised(update: Update) -> Iterator[Report]:
         if not isinstance(node, Attempt):
             continue
         events = [n for n in walk(node.body) if isinstance(n, Event)]
-        heavy = {Act.BACKWARD, Act.STEP, Act.FORWARD, Act.UNKNOWN}
+        heavy = {Act.BACKWARD, Act.FORWARD, Act.UNKNOWN}
         clips = [event for event in events if event.act is Act.CLIP]
         if len(clips) != 1 or any(event.act in heavy for event in events):
             continue
+        # A plain step behind the clip is what the error was to prevent; a scaler's raises, too.
+        steps = [event for event in events if event.act is Act.STEP]
+        if any(e.by is not None or events.index(e) < events.index(clips[0]) for e in steps):
+            continue
         call = clips[0].node
-        if not isinstance(call, ast.Call) or _raises(call) or not _skips(node):
+        if (
+            not isinstance(call, ast.Call)
+            or _raises(call)
+            or not _skips(node, has_step=bool(steps))
+        ):
             continue
         yield Report(
             "MS602",
@@ -133,7 +141,7 @@ def _raises(call: ast.Call) -> bool:
     )
 
 
-def _skips(node: Attempt) -> bool:
+def _skips(node: Attempt, *, has_step: bool) -> bool:
     for handler, block in node.handlers:
         kinds = text_of(handler.type) if handler.type is not None else "Exception"
         if not any(kind in kinds for kind in ("RuntimeError", "Exception", "ValueError")):
@@ -141,6 +149,8 @@ def _skips(node: Attempt) -> bool:
         if any(isinstance(n, Exit) and n.word in {"continue", "return"} for n in walk(block)):
             return True
         if any(isinstance(n, Event) and n.act is Act.ZERO for n in walk(block)):
+            return True
+        if has_step and not any(isinstance(n, Exit) for n in walk(block)):
             return True
     return False
 

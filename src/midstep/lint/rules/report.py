@@ -21,7 +21,7 @@ class Edit:
 
     Args:
         node: What is replaced, or what a line is put in front of.
-        text: The new text.
+        text: The new text; `{}` in it is the old one, comments and all.
         is_line_before: Put a line in front, indented like the statement of the node.
         beside: A node in whose function the names of the new line are in sight.
     """

@@ -166,7 +166,7 @@ def graph_kept(update: Update) -> Iterator[Report]:
             value = event.node.value if isinstance(event.node, ast.AugAssign) else None
             edits: tuple[Edit, ...] = ()
             if isinstance(value, ast.Name | ast.Attribute):
-                edits = (Edit(value, f"{text_of(value)}.detach()"),)
+                edits = (Edit(value, "{}.detach()"),)
             yield Report(
                 "MS803",
                 event.node,

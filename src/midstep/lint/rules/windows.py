@@ -9,7 +9,7 @@ from ..conditions import Topic, atoms_of
 from ..known import is_accumulation_name
 from ..loops import Update
 from ..sameness import named_length
-from ..trace import Act, Branch, Event, Run, walk
+from ..trace import Act, Branch, Event, Node, Run, walk
 from ..values import Accelerator, Module, Params, key_of
 from .dividing import accumulates, flush_of, has_tail, is_full
 from .report import Report, at, positions, words
@@ -130,14 +130,29 @@ def cleared_inside(update: Update) -> Iterator[Report]:
         clearing = [_clearing(update, run) for run in inside]
         if inside and all(event is not None for event in clearing):
             yield from _cleared(update, clearing[0])
-    elif update.is_nested and update.place.inner is not None and accumulates(update):
+    elif update.is_nested and update.place.inner is not None:
         nodes = list(walk(update.place.inner.body))
+        if not (accumulates(update) or _is_lost(update, nodes)):
+            return
         if any(isinstance(node, Branch) for node in nodes):
             return
         for node in nodes:
             if isinstance(node, Event) and node.act is Act.ZERO and update.clears(node):
                 yield from _cleared(update, node)
                 return
+
+
+def _is_lost(update: Update, nodes: list[Node]) -> bool:
+    """Whether each pass of an inner loop divides its loss, and nothing keeps the gradients."""
+    inner = update.place.inner
+    has_divisor = any(loss is not None and loss.divisors for _, loss in update.losses())
+    acts = [node.act for node in nodes if isinstance(node, Event)]
+    others = [e for e in update.place.events(Act.BACKWARD) if e not in nodes]
+    reads = inner is None or any(
+        isinstance(part, ast.Attribute) and "grad" in part.attr and part.attr != "zero_grad"
+        for part in ast.walk(inner.node)
+    )
+    return has_divisor and Act.STEP not in acts and not others and not reads
 
 
 def _refuses(run: Run) -> bool:
