@@ -73,10 +73,11 @@ def _list(call: Call) -> Value:
 def _filter(call: Call) -> Value:
     value = call.get(1, "")
     if isinstance(value, Params):
+        test = text_of(call.node.args[0])
         return Params(
             value.modules,
             one_shot=True,
-            whole=value.whole,
+            whole=value.whole and (test == "None" or test.endswith(".requires_grad")),
             node=call.node,
             born_in=call.reader.num_loops(),
         )

@@ -25,7 +25,7 @@ def recompute(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
         roots: What it does.
     """
     del roots
-    if "preserve_rng_state" not in source.text or "ropout" not in source.text:
+    if "preserve_rng_state" not in source.text or not _has_dropout(source.tree):
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
@@ -41,6 +41,34 @@ def recompute(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
 
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
+
+
+def _has_dropout(tree: ast.AST) -> bool:
+    """Whether something may drop values: a name for it that is only ever 0 does not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            words = text_of(node.func).rpartition(".")[2]
+            if "ropout" in words and not (node.args and _is_zero(node.args[0])):
+                return True
+            for keyword in node.keywords:
+                name = keyword.arg or ""
+                if "ropout" in name and not _is_zero(keyword.value):
+                    return True
+        elif isinstance(node, ast.arguments):
+            positional = [*node.posonlyargs, *node.args][-len(node.defaults) or None :]
+            pairs = [*zip(positional, node.defaults, strict=False)]
+            pairs += [(a, d) for a, d in zip(node.kwonlyargs, node.kw_defaults, strict=True) if d]
+            if any("ropout" in a.arg and not _is_zero(d) for a, d in pairs):
+                return True
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any("ropout" in text_of(t) for t in targets) and not _is_zero(node.value):
+                return True
+    return False
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def _recompute(node: ast.AST, edit: Edit) -> Report:

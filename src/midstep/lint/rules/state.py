@@ -73,6 +73,8 @@ def listed_twice(update: Update) -> Iterator[Report]:
 
 def _shared(update: Update, optimizer: Optimizer) -> Iterator[Report]:
     assert isinstance(optimizer.params, Params)
+    if update.place.loop is None:
+        return  # one part of a file after another
     for run in update.step_runs():
         own_step = update.steps_in(run)[0]
         for number, event in enumerate(run.events):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..conditions import Topic, atoms_of
+from ..conditions import Atom, Topic, atoms_of
 from ..known import is_accumulation_name
 from ..loops import Update
 from ..sameness import named_length
@@ -90,7 +90,7 @@ def off_by_one(update: Update) -> Iterator[Report]:
         return
     test = getattr(branch.node, "test", branch.node)
     told = "on the first microbatch" if first == 0 else "one microbatch too early"
-    if first == 0 and atom.resets:
+    if first == 0 and atom.resets and "%" not in atom.key:
         told = "one microbatch too late"
     yield Report(
         "MS107",
@@ -202,14 +202,20 @@ def _ends(run: Run) -> bool:
 
 
 def _cleared_by_window(update: Update) -> bool:
-    answers = {
-        (atom, yes): any(event.act is Act.ZERO and update.clears(event) for event in run.events)
-        for run in update.runs
-        for atom, yes in run.answer.items()
-        if atom.topic is Topic.WINDOW and atom.modulus
-    }
-    atoms = {atom for atom, _ in answers}
-    return any(answers.get((atom, True)) and not answers.get((atom, False)) for atom in atoms)
+    """Whether passes with a backward clear where a window ends, and surely not elsewhere."""
+    cleared: dict[tuple[Atom, bool], set[bool | None]] = {}
+    for run in update.runs:
+        if not positions(run, Act.BACKWARD):
+            continue
+        clears = [update.clears(event) for event in run.events if event.act is Act.ZERO]
+        told = True if True in clears else None if None in clears else False
+        for atom, yes in run.answer.items():
+            if atom.topic is Topic.WINDOW and atom.modulus:
+                cleared.setdefault((atom, yes), set()).add(told)
+    return any(
+        yes and told == {True} and cleared.get((atom, False)) == {False}
+        for (atom, yes), told in cleared.items()
+    )
 
 
 def batch_statistics(update: Update) -> Iterator[Report]:
