@@ -222,3 +222,66 @@ class Trainer:
     findings = lint(Source("trainer.py", SETUP + text)).findings
     (found,) = [finding for finding in findings if finding.defect.code == "MS107"]
     assert "on the first microbatch" in found.evidence
+
+
+TEN_WHOLE_WINDOWS = """
+for epoch in range(3):
+    for i, (x, y) in enumerate(loader):
+        if i // args.k >= len(loader) // args.k:
+            break
+        if i % args.k == 0:
+            optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) / args.k).backward()
+        if (i + 1) % args.k == 0:
+            optimizer.step()
+"""
+
+PUT_BACK_AFTER_WARMING_UP = """
+first = {"model": copy.deepcopy(model.state_dict()), "optimizer": optimizer.state_dict()}
+train(model, optimizer)
+model.load_state_dict(first["model"])
+optimizer.load_state_dict(first["optimizer"])
+for x, y in loader:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "log.pt")
+"""
+
+NUMBERS_ON_THE_HOST = """
+for x, y in loader:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    left = int((done - total) * seconds_each)
+print(F.cross_entropy(model(x), y).item())
+"""
+
+ADVICE = {
+    "MS106": TEN_WHOLE_WINDOWS,
+    "MS707": PUT_BACK_AFTER_WARMING_UP,
+    "MS801": NUMBERS_ON_THE_HOST,
+}
+
+
+@pytest.mark.parametrize("code", ADVICE)
+def test_there_is_no_advice_for_what_the_loop_does_not_do(code: str) -> None:
+    findings = lint(Source("train.py", SETUP + ADVICE[code])).findings
+    assert code not in {finding.defect.code for finding in findings}
+
+
+def test_of_two_replicated_models_the_one_that_is_reduced_is_not_guessed() -> None:
+    text = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+maker, judge = DDP(nn.Linear(4, 4)), DDP(nn.Linear(4, 1))
+optimizer = choose(judge, args)
+for i, (x, y) in enumerate(loader):
+    loss = judge(maker(x).detach()).mean() / args.k
+    loss.backward()
+    if (i + 1) % args.k == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    findings = lint(Source("train.py", SETUP + text)).findings
+    assert "MS504" not in {finding.defect.code for finding in findings}

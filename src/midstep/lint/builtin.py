@@ -11,6 +11,7 @@ from .values import (
     Const,
     Items,
     Iterator,
+    Kind,
     Length,
     Loss,
     Params,
@@ -106,7 +107,9 @@ def _number(call: Call) -> Value:
     """`float(loss)` reads the device."""
     value = call.get(0, "")
     if isinstance(value, Loss):
-        call.reader.emit(Act.READ, call.node, value)
+        # Arithmetic on what is not known may be on plain numbers.
+        if value.kind is not Kind.OTHER or "loss" in text_of(call.node):
+            call.reader.emit(Act.READ, call.node, value)
         return Unknown("number")
     if isinstance(value, Const) and str(value.value).lower() in {"inf", "infinity", "+inf"}:
         return Const(float("inf"))

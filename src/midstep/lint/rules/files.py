@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from ..evaluator import text_of
@@ -14,6 +15,10 @@ from .report import Edit, Report, words
 
 __all__ = ["FILES"]
 
+# What `load_state_dict` is given was read from a file, by this file or another.
+READS_A_FILE = re.compile(
+    r"\bload\(|load_(check|ckpt|snap|file|from|model|state\()|restore|resume", re.IGNORECASE
+)
 RANDOM = ("rng_state", "random_state", "get_state", "set_state", "rng", "StatefulDataLoader")
 
 
@@ -89,6 +94,8 @@ def forgotten(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
     """
     text = source.text
     if "state_dict()" not in text or "load_state_dict(" not in text or ".save(" not in text:
+        return
+    if not READS_A_FILE.search(text):
         return
     saved = _state_dicts(source.tree)
     save = _save_of_optimizer(source.tree, saved)

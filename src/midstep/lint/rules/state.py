@@ -107,6 +107,8 @@ def read_always(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
+    if update.place.loop is None:
+        return
     for node in _ungated(update.place):
         if isinstance(node, Event) and node.act is Act.READ:
             subject = node.subject

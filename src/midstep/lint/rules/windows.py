@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from ..conditions import Atom, Topic, atoms_of
+from ..evaluator import text_of
 from ..known import is_accumulation_name
 from ..loops import Update
 from ..sameness import named_length
-from ..trace import Act, Branch, Event, Run, walk
+from ..trace import Act, Branch, Event, Exit, Run, walk
 from ..values import Accelerator, Module, Params, key_of
 from .dividing import accumulates, flush_of, has_tail, is_full
 from .report import Report, at, positions, words
@@ -41,6 +42,8 @@ def tail_lost(update: Update) -> Iterator[Report]:
         return
     if has_tail(update) or flush_of(update) is not None or update.place.is_opaque():
         return
+    if _ends_whole(update):
+        return
     branch = _branch(update)
     if branch is None:
         return
@@ -58,6 +61,17 @@ def tail_lost(update: Update) -> Iterator[Report]:
         f"{words(test)} does not hold on the last batch unless the number of batches is a "
         f"multiple of `{update.length}`; {then}.",
     )
+
+
+def _ends_whole(update: Update) -> bool:
+    """Whether the loop is left when no whole window is to come: `if i // k >= n: break`."""
+    for node in update.place.nodes():
+        if isinstance(node, Branch):
+            test = text_of(getattr(node.node, "test", node.node))
+            leaves = any(isinstance(n, Exit) and n.word == "break" for n in walk(node.body))
+            if leaves and f"// {update.length}" in test:
+                return True
+    return False
 
 
 def _clears_before(update: Update) -> Iterator[bool]:
