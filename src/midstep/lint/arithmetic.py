@@ -124,6 +124,8 @@ def multiplied(left: Value, right: Value, node: ast.expr) -> Value:
         return Scaled(multiplied(left.loss, right, node), left.scaler)
     if isinstance(left, Loss):
         times = (*left.times, key_of(right))
+        if left.detached and isinstance(right, Unknown):  # a mean times its count
+            return Loss(Kind.OTHER, node, scaled=True, roots=(right, left), times=(key_of(left),))
         if left.kind in {Kind.ELEMENTS, Kind.OTHER}:
             return left.with_(masked=True, times=times)
         return left.with_(scaled=True, times=times)

@@ -11,6 +11,7 @@ from .values import (
     Const,
     Items,
     Iterator,
+    Kind,
     Length,
     Loss,
     Params,
@@ -73,10 +74,11 @@ def _list(call: Call) -> Value:
 def _filter(call: Call) -> Value:
     value = call.get(1, "")
     if isinstance(value, Params):
+        test = text_of(call.node.args[0])
         return Params(
             value.modules,
             one_shot=True,
-            whole=value.whole,
+            whole=value.whole and (test == "None" or test.endswith(".requires_grad")),
             node=call.node,
             born_in=call.reader.num_loops(),
         )
@@ -105,7 +107,9 @@ def _number(call: Call) -> Value:
     """`float(loss)` reads the device."""
     value = call.get(0, "")
     if isinstance(value, Loss):
-        call.reader.emit(Act.READ, call.node, value)
+        # Arithmetic on what is not known may be on plain numbers.
+        if value.kind is not Kind.OTHER or "loss" in text_of(call.node):
+            call.reader.emit(Act.READ, call.node, value)
         return Unknown("number")
     if isinstance(value, Const) and str(value.value).lower() in {"inf", "infinity", "+inf"}:
         return Const(float("inf"))

@@ -29,7 +29,7 @@ from .values import (
     key_of,
 )
 
-__all__ = ["call_outside", "clip", "loss_of", "opaque", "params_of"]
+__all__ = ["call_outside", "clip", "loss_of", "opaque", "optimizer_of", "params_of"]
 
 
 def call_outside(call: Call, name: str) -> Value:
@@ -43,7 +43,7 @@ def call_outside(call: Call, name: str) -> Value:
     if (handler := BY_NAME.get(last)) is not None:
         return handler(call)
     if known.is_optimizer_class(name):
-        return _optimizer(call, last)
+        return optimizer_of(call, last)
     if known.is_schedule_class(name):
         return _schedule(call, last)
     if last in known.LOSS_FUNCTIONS:
@@ -60,7 +60,7 @@ def call_outside(call: Call, name: str) -> Value:
     if known.is_bar(name) and call.args:
         return call.args[0]
     opaque(call)
-    return Unknown(f"{name}()", is_result=True)
+    return Unknown(f"{name}()", is_result=True, class_name=last if last[:1].isupper() else "")
 
 
 def _parts(values: list[Value]) -> tuple[Value, ...]:
@@ -103,7 +103,13 @@ def params_of(reader: Evaluator, value: Value | None) -> Value:
     return value if value is not None else Unknown("?")
 
 
-def _optimizer(call: Call, class_name: str) -> Value:
+def optimizer_of(call: Call, class_name: str) -> Value:
+    """The making of an optimizer.
+
+    Args:
+        call: The call of its class.
+        class_name: Without its package.
+    """
     given = call.get(0, "params")
     params = params_of(call.reader, given)
     made = Optimizer(f"{text_of(call.node.func)}(", params, class_name, call.node)

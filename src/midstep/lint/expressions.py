@@ -278,6 +278,8 @@ class Expressions:
     def _instance(self, cls: Class, call: Call) -> Value:
         if any(root.rpartition(".")[2].endswith("Loss") for root in cls.roots()):
             return Criterion(Kind.OTHER, "", cls.node.name)
+        if any(known.is_optimizer_class(root) for root in cls.roots()):
+            return calling.optimizer_of(call, cls.node.name)
         made = self.made(cls, call.node, call.args)
         if made is None:
             return Unknown(f"{cls.node.name}()", is_result=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .conditions import Formula, negated
+from .conditions import TRUE, Formula, both, negated
 from .values import (
     Bound,
     Const,
@@ -19,7 +19,7 @@ from .values import (
     Value,
 )
 
-__all__ = ["chosen", "join", "join_names"]
+__all__ = ["chosen", "either_context", "join", "join_names"]
 
 
 def join(first: Value | None, second: Value | None, name: str) -> Value:
@@ -99,11 +99,22 @@ def chosen(formula: Formula, first: Value, second: Value, words: str) -> Value:
         words: Of the expression.
     """
     one, other = _as_context(first), _as_context(second)
-    if one is not None and other is not None and {one.name, other.name} & {"no_sync"}:
-        if one.name == "no_sync":
-            return Context("no_sync", one.subject, formula)
-        return Context("no_sync", other.subject, negated(formula))
+    if one is not None and one.name == "no_sync" and (other is None or other.name != "no_sync"):
+        return Context("no_sync", one.subject, both([formula, one.formula or TRUE]))
+    if other is not None and other.name == "no_sync" and (one is None or one.name != "no_sync"):
+        return Context("no_sync", other.subject, both([negated(formula), other.formula or TRUE]))
     return join(first, second, words)
+
+
+def either_context(first: Value, second: Value) -> bool:
+    """Whether one of two values keeps the ranks apart: what a `with` enters depends on the test.
+
+    Args:
+        first: One.
+        second: The other.
+    """
+    found = (_as_context(first), _as_context(second))
+    return any(context is not None and context.name == "no_sync" for context in found)
 
 
 def _as_context(value: Value) -> Context | None:

@@ -10,6 +10,8 @@ from .call import use_up
 from .collecting import counted
 from .evaluator import text_of
 from .joining import join_names
+from .known import is_optimizer_key
+from .sameness import ANY
 from .surroundings import stored_in
 from .trace import Block, Loop, is_idle
 from .values import (
@@ -125,4 +127,6 @@ def _bind_index(reader: Reader, target: ast.expr, over: Value, number: int) -> N
 def _element(over: Value, target: ast.expr) -> Value:
     if isinstance(over, Items) and over.items and isinstance(over.items[0], Optimizer | Schedule):
         return over.items[0]
+    if isinstance(over, Unknown) and isinstance(target, ast.Name) and is_optimizer_key(over.key):
+        return Unknown(f"{over.key}{ANY}")
     return Unknown(text_of(target))

@@ -16,6 +16,7 @@ from .trace import Act
 from .values import (
     Accelerator,
     Bound,
+    Condition,
     Const,
     Context,
     Instance,
@@ -207,11 +208,15 @@ def _reduced(kind: Kind) -> Callable[[Call, Value], Value]:
     def reduce(call: Call, owner: Value) -> Value:
         if kind is Kind.SUM and SQUARED_GRADIENT.search(text_of(call.node.func)):
             call.reader.emit(Act.NORM, call.node, owner)
+        is_partial = kind is Kind.SUM and bool(call.args or {"dim", "axis"} & call.named.keys())
         if isinstance(owner, Loss):
             if kind is Kind.MEAN and (owner.reduced or owner.kind is Kind.MEAN):
                 return owner
-            return owner.with_(kind=kind)
-        return Loss(kind, call.node, roots=(owner,))
+            return owner.with_(kind=Kind.OTHER if is_partial else kind)
+        is_count = isinstance(owner, Condition)  # `(labels != -100).sum()` has no graph
+        return Loss(
+            Kind.OTHER if is_partial else kind, call.node, roots=(owner,), detached=is_count
+        )
 
     return reduce
 

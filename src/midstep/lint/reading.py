@@ -70,6 +70,7 @@ class Reader(Expressions):
         self.calls: list[ast.AST] = []
         self.visits: Counter[ast.AST] = Counter()
         self.statements = 0
+        self.num_graphless = 0  # open contexts in which nothing knows how it was made
         self.results: list[list[Value]] = []
         self.instances: dict[ast.ClassDef, Instance] = {}
 

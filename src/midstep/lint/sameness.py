@@ -15,7 +15,9 @@ from .values import (
     key_of,
 )
 
-__all__ = ["bare", "covers", "named_length", "same"]
+__all__ = ["ANY", "bare", "covers", "named_length", "same"]
+
+ANY = "[*]"  # ends the words for one of several, whichever
 
 
 def same(first: Value | None, second: Value | None) -> bool:
@@ -32,7 +34,10 @@ def same(first: Value | None, second: Value | None) -> bool:
     # What was made in sight is itself and nothing else, whatever its name.
     if not isinstance(first, Unknown) and not isinstance(second, Unknown):
         return isinstance(first, Const) and key_of(first) == key_of(second)
-    return key_of(first) == key_of(second)
+    one, other = key_of(first), key_of(second)
+    if one.endswith(ANY) or other.endswith(ANY):
+        one, other = one.partition("[")[0], other.partition("[")[0]
+    return one == other
 
 
 def bare(value: Value | None) -> Value | None:

@@ -11,7 +11,7 @@ from .arithmetic import combine
 from .asking import formula_of
 from .conditions import FALSE, TRUE, Ask, Atom, Topic
 from .evaluator import text_of
-from .joining import join_names
+from .joining import chosen, either_context, join_names
 from .looping import for_loop, while_loop
 from .trace import Act, Attempt, Block, Branch, Exit, Region, is_idle
 from .values import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["STATEMENTS"]
 
 SWITCHES = {"require_backward_grad_sync", "require_forward_param_sync"}
+GRAPHLESS = re.compile(r"(^|\.)(no_grad|inference_mode)\(|set_grad_enabled\(False\)")
 ASKS_FINITE = re.compile(r"nan_to_num|isnan|isinf|isfinite")
 
 
@@ -111,7 +112,7 @@ def _kept(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> N
     if not is_sum or not isinstance(right, ast.BinOp) or text_of(right.left) != text_of(target):
         return
     added = reader.evaluate(right.right) if isinstance(value, Loss) else None
-    if isinstance(added, Loss) and not added.detached:
+    if isinstance(added, Loss) and not added.detached and not reader.num_graphless:
         reader.emit(Act.KEEP, node, added, by=value)
 
 
@@ -128,7 +129,8 @@ def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
         return False
     words = ast.copy_location(ast.BinOp(load, node.op, node.value), node)
     after = combine(node.op, before, value, words)
-    if isinstance(node.op, ast.Add) and isinstance(value, Loss) and not value.detached:
+    is_sum = isinstance(node.op, ast.Add) and not reader.num_graphless
+    if is_sum and isinstance(value, Loss) and not value.detached:
         reader.emit(Act.KEEP, node, value, by=after)
     reader.bind(node.target, after)
     return False
@@ -166,6 +168,10 @@ def _if(reader: Reader, node: ast.If) -> bool:
     if body_ends != else_ends:
         scope.names = after_else if body_ends else after_body
     else:
+        for name in after_body.keys() & after_else.keys():
+            one, other = after_body[name], after_else[name]
+            if one is not other and either_context(one, other):
+                after_body[name] = after_else[name] = chosen(formula, one, other, name)
         join_names(scope.names, after_body, after_else)
     return body_ends and else_ends
 
@@ -181,7 +187,10 @@ def _with(reader: Reader, node: ast.With | ast.AsyncWith) -> bool:
     outer = reader.block
     if contexts:
         reader.block = Block()
+    is_graphless = any(GRAPHLESS.search(text_of(item.context_expr)) for item in node.items)
+    reader.num_graphless += is_graphless
     ends = reader.walk(node.body)
+    reader.num_graphless -= is_graphless
     if contexts:
         body: Block = reader.block
         for context in reversed(contexts):

@@ -48,6 +48,7 @@ class Unknown(Value):
     key: str
     is_result: bool = False  # of a call: two calls give two things
     is_named: bool = False
+    class_name: str = ""  # of the class outside the file that it was made of
 
 
 @thing

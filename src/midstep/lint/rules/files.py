@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 
 from ..evaluator import text_of
@@ -14,6 +15,10 @@ from .report import Edit, Report, words
 
 __all__ = ["FILES"]
 
+# What `load_state_dict` is given was read from a file, by this file or another.
+READS_A_FILE = re.compile(
+    r"\bload\(|load_(check|ckpt|snap|file|from|model|state\()|restore|resume", re.IGNORECASE
+)
 RANDOM = ("rng_state", "random_state", "get_state", "set_state", "rng", "StatefulDataLoader")
 
 
@@ -25,7 +30,7 @@ def recompute(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
         roots: What it does.
     """
     del roots
-    if "preserve_rng_state" not in source.text or "ropout" not in source.text:
+    if "preserve_rng_state" not in source.text or not _has_dropout(source.tree):
         return
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
@@ -41,6 +46,34 @@ def recompute(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
 
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
+
+
+def _has_dropout(tree: ast.AST) -> bool:
+    """Whether something may drop values: a name for it that is only ever 0 does not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            words = text_of(node.func).rpartition(".")[2]
+            if "ropout" in words and not (node.args and _is_zero(node.args[0])):
+                return True
+            for keyword in node.keywords:
+                name = keyword.arg or ""
+                if "ropout" in name and not _is_zero(keyword.value):
+                    return True
+        elif isinstance(node, ast.arguments):
+            positional = [*node.posonlyargs, *node.args][-len(node.defaults) or None :]
+            pairs = [*zip(positional, node.defaults, strict=False)]
+            pairs += [(a, d) for a, d in zip(node.kwonlyargs, node.kw_defaults, strict=True) if d]
+            if any("ropout" in a.arg and not _is_zero(d) for a, d in pairs):
+                return True
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any("ropout" in text_of(t) for t in targets) and not _is_zero(node.value):
+                return True
+    return False
+
+
+def _is_zero(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def _recompute(node: ast.AST, edit: Edit) -> Report:
@@ -61,6 +94,8 @@ def forgotten(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
     """
     text = source.text
     if "state_dict()" not in text or "load_state_dict(" not in text or ".save(" not in text:
+        return
+    if not READS_A_FILE.search(text):
         return
     saved = _state_dicts(source.tree)
     save = _save_of_optimizer(source.tree, saved)

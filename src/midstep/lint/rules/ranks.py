@@ -24,11 +24,16 @@ def _replicated(update: Update) -> Module | None:
     """The model of this update that is replicated over the ranks, where the text shows it."""
     params = getattr(update.optimizer, "params", None)
     modules: list[Value | None] = list(params.modules) if isinstance(params, Params) else []
-    modules += [event.subject for event in update.place.events(Act.FORWARD)]
-    for module in modules:
-        if isinstance(module, Module) and module.wrap is Wrap.REPLICATED:
-            return module
-    return None
+    modules += _run_forward(update)
+    return next((m for m in modules if _is_replicated(m)), None)  # type: ignore[return-value]
+
+
+def _run_forward(update: Update) -> list[Value | None]:
+    return [event.subject for event in update.place.events(Act.FORWARD)]
+
+
+def _is_replicated(module: Value | None) -> bool:
+    return isinstance(module, Module) and module.wrap is Wrap.REPLICATED
 
 
 def local_denominator(update: Update) -> Iterator[Report]:
@@ -122,6 +127,9 @@ def synced_always(update: Update) -> Iterator[Report]:
     model = _replicated(update)
     if model is None or not accumulates(update) or update.place.events(Act.SYNC):
         return
+    several = {id(module) for module in _run_forward(update) if _is_replicated(module)}
+    if len(several) > 1 and not isinstance(getattr(update.optimizer, "params", None), Params):
+        return  # which one this optimizer steps is not known
     losses = update.losses()
     if losses and not update.has_context("no_sync"):
         event = losses[0][0]

@@ -73,6 +73,8 @@ def listed_twice(update: Update) -> Iterator[Report]:
 
 def _shared(update: Update, optimizer: Optimizer) -> Iterator[Report]:
     assert isinstance(optimizer.params, Params)
+    if update.place.loop is None:
+        return  # one part of a file after another
     for run in update.step_runs():
         own_step = update.steps_in(run)[0]
         for number, event in enumerate(run.events):
@@ -105,6 +107,8 @@ def read_always(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
+    if update.place.loop is None:
+        return
     for node in _ungated(update.place):
         if isinstance(node, Event) and node.act is Act.READ:
             subject = node.subject

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ..conditions import Topic, atoms_of
+from ..conditions import Atom, Topic, atoms_of
+from ..evaluator import text_of
 from ..known import is_accumulation_name
 from ..loops import Update
 from ..sameness import named_length
-from ..trace import Act, Branch, Event, Node, Run, walk
+from ..trace import Act, Branch, Event, Exit, Node, Run, walk
 from ..values import Accelerator, Module, Params, key_of
 from .dividing import accumulates, flush_of, has_tail, is_full
 from .report import Report, at, positions, words
@@ -41,6 +42,8 @@ def tail_lost(update: Update) -> Iterator[Report]:
         return
     if has_tail(update) or flush_of(update) is not None or update.place.is_opaque():
         return
+    if _ends_whole(update):
+        return
     branch = _branch(update)
     if branch is None:
         return
@@ -58,6 +61,17 @@ def tail_lost(update: Update) -> Iterator[Report]:
         f"{words(test)} does not hold on the last batch unless the number of batches is a "
         f"multiple of `{update.length}`; {then}.",
     )
+
+
+def _ends_whole(update: Update) -> bool:
+    """Whether the loop is left when no whole window is to come: `if i // k >= n: break`."""
+    for node in update.place.nodes():
+        if isinstance(node, Branch):
+            test = text_of(getattr(node.node, "test", node.node))
+            leaves = any(isinstance(n, Exit) and n.word == "break" for n in walk(node.body))
+            if leaves and f"// {update.length}" in test:
+                return True
+    return False
 
 
 def _clears_before(update: Update) -> Iterator[bool]:
@@ -90,7 +104,7 @@ def off_by_one(update: Update) -> Iterator[Report]:
         return
     test = getattr(branch.node, "test", branch.node)
     told = "on the first microbatch" if first == 0 else "one microbatch too early"
-    if first == 0 and atom.resets:
+    if first == 0 and atom.resets and "%" not in atom.key:
         told = "one microbatch too late"
     yield Report(
         "MS107",
@@ -217,14 +231,20 @@ def _ends(run: Run) -> bool:
 
 
 def _cleared_by_window(update: Update) -> bool:
-    answers = {
-        (atom, yes): any(event.act is Act.ZERO and update.clears(event) for event in run.events)
-        for run in update.runs
-        for atom, yes in run.answer.items()
-        if atom.topic is Topic.WINDOW and atom.modulus
-    }
-    atoms = {atom for atom, _ in answers}
-    return any(answers.get((atom, True)) and not answers.get((atom, False)) for atom in atoms)
+    """Whether passes with a backward clear where a window ends, and surely not elsewhere."""
+    cleared: dict[tuple[Atom, bool], set[bool | None]] = {}
+    for run in update.runs:
+        if not positions(run, Act.BACKWARD):
+            continue
+        clears = [update.clears(event) for event in run.events if event.act is Act.ZERO]
+        told = True if True in clears else None if None in clears else False
+        for atom, yes in run.answer.items():
+            if atom.topic is Topic.WINDOW and atom.modulus:
+                cleared.setdefault((atom, yes), set()).add(told)
+    return any(
+        yes and told == {True} and cleared.get((atom, False)) == {False}
+        for (atom, yes), told in cleared.items()
+    )
 
 
 def batch_statistics(update: Update) -> Iterator[Report]:

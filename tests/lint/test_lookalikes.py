@@ -1,0 +1,287 @@
+"""Loops as public scripts write them, which read like a defect and are none."""
+
+import pytest
+
+from midstep.defects import SETUP, Level
+from midstep.lint import Source, lint
+
+REPLAY = """
+memory, every = [], 4
+for t in range(1000):
+    memory.append(env.act())
+    if t > 100:
+        if t % every == 0:
+            x, y = draw(memory)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+        if t % 50 == 0:
+            target.load_state_dict(model.state_dict())
+"""
+
+TWO_RHYTHMS = """
+class Slow(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data -= 0.1 * p.grad
+
+
+body, head = nn.Linear(4, 4), nn.Linear(4, 1)
+both = [Slow(body.parameters()), Slow(head.parameters())]
+for step in range(100):
+    x, y = next(batches)
+    F.mse_loss(head(body(x)), y, reduction="sum").backward()
+    if step % 2 == 0:
+        both[1].step()
+        both[1].zero_grad()
+    else:
+        for opt in both:
+            opt.step()
+        body.zero_grad()
+        head.zero_grad()
+"""
+
+ONE_OF_SEVERAL = """
+def train(net, batches, optimizers):
+    for step in range(100):
+        x, y = next(batches)
+        F.mse_loss(net(x), y, reduction="sum").backward()
+        if step % 2 == 0:
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+        else:
+            for opt in optimizers:
+                opt.step()
+            net.zero_grad()
+"""
+
+OWN_SCHEDULE = """
+from warmups import WarmUpFromTheStepOfTheOptimizer
+
+scheduler = WarmUpFromTheStepOfTheOptimizer(optimizer, 100)
+for x, y in loader:
+    F.cross_entropy(model(x), y).backward()
+    scheduler.step()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+MEAN_OF_EACH_ROW = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+for x, mask in loader:
+    each = model(x)
+    loss = ((each * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+COUNTED_BEFORE = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+model = DDP(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+k, done = 4, 0
+for x, y in loader:
+    if done == 0:
+        optimizer.zero_grad()
+    if many and done + 1 < k:
+        context = model.no_sync()
+    else:
+        context = nothing()
+    with context:
+        loss = F.cross_entropy(model(x), y) / k
+        done += 1
+        loss.backward()
+    if done % k == 0:
+        optimizer.step()
+        done = 0
+"""
+
+ONE_AFTER_ANOTHER = """
+model(torch.ones(4)).sum().backward()
+
+opt = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01))
+
+
+def warm():
+    opt.step()
+
+
+for _ in range(5):
+    warm()
+
+opt = torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def warm():
+    opt.step()
+
+
+for _ in range(5):
+    warm()
+"""
+
+SPLIT_BY_IDENTITY = """
+head = list(map(id, model.head.parameters()))
+others = filter(lambda p: id(p) not in head, model.parameters())
+optimizer = torch.optim.AdamW([{"params": model.head.parameters()}, {"params": others}])
+for x, y in loader:
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+
+COUNT_OF_TARGETS = """
+class Recipe:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def train(self, loader, k):
+        total, targets = 0.0, 0
+        for i, batch in enumerate(loader):
+            count = (batch["labels"] != -100).sum()
+            targets += count
+            loss = self.model.mean_loss(batch) * count
+            total += loss.detach()
+            loss.backward()
+            if (i + 1) % k == 0:
+                scale_gradients(self.model, 1 / targets)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                total, targets = 0.0, 0
+"""
+
+WITHOUT_A_GRAPH = """
+total = torch.zeros(2)
+for x, y in loader:
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        total[0] += loss * len(x)
+        total[1] += len(x)
+"""
+
+NOTHING_DROPPED = """
+from torch.utils.checkpoint import checkpoint
+
+
+def attend(q, dropout_p=0.0):
+    assert dropout_p == 0.0
+    return q
+
+
+for x, y in loader:
+    loss = F.cross_entropy(checkpoint(model, attend(x), preserve_rng_state=False), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+LOOKALIKES = {
+    name.lower(): text
+    for name, text in list(globals().items())
+    if name.isupper() and isinstance(text, str) and name != "SETUP"
+}
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_a_public_loop_that_is_right_raises_nothing(name: str) -> None:
+    findings = lint(Source(f"{name}.py", SETUP + LOOKALIKES[name])).findings
+    assert [f for f in findings if f.level is not Level.ADVICE] == []
+
+
+def test_a_counter_that_stands_still_steps_on_the_first_microbatch() -> None:
+    text = """
+class Trainer:
+    def __init__(self, k):
+        self.k, self.steps = k, 0
+
+    def load(self, state):
+        self.steps = state["steps"]
+
+    def fit(self, model, loader, optimizer):
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y) / self.k
+            loss.backward()
+            due = self.steps % self.k == 0
+            if due:
+                optimizer.step()
+                optimizer.zero_grad()
+            self.steps += int(due)
+"""
+    findings = lint(Source("trainer.py", SETUP + text)).findings
+    (found,) = [finding for finding in findings if finding.defect.code == "MS107"]
+    assert "on the first microbatch" in found.evidence
+
+
+TEN_WHOLE_WINDOWS = """
+for epoch in range(3):
+    for i, (x, y) in enumerate(loader):
+        if i // args.k >= len(loader) // args.k:
+            break
+        if i % args.k == 0:
+            optimizer.zero_grad()
+        (F.cross_entropy(model(x), y) / args.k).backward()
+        if (i + 1) % args.k == 0:
+            optimizer.step()
+"""
+
+PUT_BACK_AFTER_WARMING_UP = """
+first = {"model": copy.deepcopy(model.state_dict()), "optimizer": optimizer.state_dict()}
+train(model, optimizer)
+model.load_state_dict(first["model"])
+optimizer.load_state_dict(first["optimizer"])
+for x, y in loader:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "log.pt")
+"""
+
+NUMBERS_ON_THE_HOST = """
+for x, y in loader:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    left = int((done - total) * seconds_each)
+print(F.cross_entropy(model(x), y).item())
+"""
+
+ADVICE = {
+    "MS106": TEN_WHOLE_WINDOWS,
+    "MS707": PUT_BACK_AFTER_WARMING_UP,
+    "MS801": NUMBERS_ON_THE_HOST,
+}
+
+
+@pytest.mark.parametrize("code", ADVICE)
+def test_there_is_no_advice_for_what_the_loop_does_not_do(code: str) -> None:
+    findings = lint(Source("train.py", SETUP + ADVICE[code])).findings
+    assert code not in {finding.defect.code for finding in findings}
+
+
+def test_of_two_replicated_models_the_one_that_is_reduced_is_not_guessed() -> None:
+    text = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+maker, judge = DDP(nn.Linear(4, 4)), DDP(nn.Linear(4, 1))
+optimizer = choose(judge, args)
+for i, (x, y) in enumerate(loader):
+    loss = judge(maker(x).detach()).mean() / args.k
+    loss.backward()
+    if (i + 1) % args.k == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    findings = lint(Source("train.py", SETUP + text)).findings
+    assert "MS504" not in {finding.defect.code for finding in findings}
