@@ -145,7 +145,14 @@ def _is_in(x: Floats, at: int | None, window: Window) -> bool:
     return at is not None and window[0] - 0.01 <= x[at] <= window[1] + 0.01
 
 
-@pytest.mark.parametrize("noise", [normal, heavy])
+def remembering(random: np.random.Generator, num: int) -> Floats:
+    values = np.zeros(num + 50)
+    for i, fresh in enumerate(random.standard_normal(num + 49), 1):
+        values[i] = 0.6 * values[i - 1] + fresh
+    return values[50:]
+
+
+@pytest.mark.parametrize("noise", [normal, heavy, remembering])
 def test_a_flat_curve_has_no_number_and_what_only_rises_no_bounds(
     noise: Callable[[np.random.Generator, int], Floats],
 ) -> None:
