@@ -33,7 +33,7 @@ def half_width(differences: Sequence[float], *, num_pairs: int = 1) -> float | N
     """
     if len(differences) < 2 or not all(map(math.isfinite, differences)):
         return None
-    error = statistics.stdev(differences) / len(differences) ** 0.5
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
     return student(0.05 / num_pairs, len(differences) - 1) * error
 
 
