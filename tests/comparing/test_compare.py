@@ -98,7 +98,10 @@ def test_a_comparison_that_is_killed_takes_its_runs_along_and_goes_on_to_the_sam
     for path in parts.rglob("updates.jsonl"):
         steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
         assert steps == list(range(1, 21))
-    assert "vega" in (parts / "comparison.html").read_text()
+    page = (parts / "comparison.html").read_text()
+    assert "vega" in page
+    assert "<td>lr=0.02</td>" in page
+    assert "Each was trained on" in page
 
 
 @pytest.mark.parametrize(

@@ -99,19 +99,22 @@ class Comparison:
         """Pairs of variants, each of which might have been looked at."""
         return len(self.rows) * (len(self.rows) - 1) // 2
 
+    def table(self) -> list[tuple[str, ...]]:
+        """Give the table as text, its heading first."""
+        return [_HEADING, *((row.variant, *_cells(row)) for row in self.rows)]
+
     def lines(self) -> Iterator[str]:
         """Give the table, and what it shows in words."""
-        width = max(len(row.variant) for row in self.rows) + 2
-        yield (
-            f"{'variant':{width}}{'held-out':>10}{'spread':>9}{'clipped':>9}{'norm 50%':>10}"
-            f"{'90%':>8}{'99%':>8}{'coef.':>7}{'least':>7}{'update':>10}{'skipped':>9}{'s':>7}"
-        )
-        for row in self.rows:
-            yield f"{row.variant:{width}}{_cells(row)}"
+        table = self.table()
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for first, *others in table:
+            cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
+            yield "  ".join([f"{first:{widths[0]}}", *cells])
         yield ""
-        yield from self._words()
+        yield from self.words()
 
-    def _words(self) -> Iterator[str]:
+    def words(self) -> Iterator[str]:
+        """Say which differences are larger than the spread, and on what it rests."""
         best = self.rows[0]
         num_seeds = len(best.held_out)
         if not math.isfinite(best.mean):
@@ -209,14 +212,23 @@ def _norm_quantiles(norms: Sequence[float]) -> tuple[float, float, float]:
     return quantile(norms, 0.5), quantile(norms, 0.9), quantile(norms, 0.99)
 
 
-def _cells(row: Row) -> str:
-    held_out = f"{row.mean:10.4f}" if math.isfinite(row.mean) else f"{'lost':>10}"
-    spread = f"{row.spread:9.4f}" if row.spread is not None else f"{'-':>9}"
-    norms = f"{row.norms[0]:10.3g}{row.norms[1]:8.3g}{row.norms[2]:8.3g}"
-    update = f"{row.update_norm:10.3g}" if row.update_norm is not None else f"{'-':>10}"
+_HEADING = (
+    *("variant", "held-out", "spread", "clipped", "norm 50%", "90%", "99%", "coef.", "least"),
+    *("update", "skipped", "s"),
+)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
     return (
-        f"{held_out}{spread}{row.clipped:9.1%}{norms}{row.mean_coefficient:7.2f}"
-        f"{row.least_coefficient:7.2f}{update}{row.num_skipped:9}{row.seconds:7.1f}"
+        f"{row.mean:.4f}" if math.isfinite(row.mean) else "lost",
+        f"{row.spread:.4f}" if row.spread is not None else "-",
+        f"{row.clipped:.1%}",
+        *(f"{norm:.3g}" for norm in row.norms),
+        f"{row.mean_coefficient:.2f}",
+        f"{row.least_coefficient:.2f}",
+        f"{row.update_norm:.3g}" if row.update_norm is not None else "-",
+        f"{row.num_skipped}",
+        f"{row.seconds:.1f}",
     )
 
 
