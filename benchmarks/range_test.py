@@ -5,15 +5,20 @@ Run by hand; the recipe `language` takes most of the time:
     OMP_NUM_THREADS=2 python benchmarks/range_test.py            # all recipes, both optimizers
     OMP_NUM_THREADS=2 python benchmarks/range_test.py digits     # one of them
 
-For each recipe and optimizer: a range test, then whole trainings of 400 updates under the recipe's
-own schedule with its peak at a third of the upper bound, at the bound, at three times the bound,
-and at the ceiling. Before that the curves of `tests/data/curves`, read here and by the rules of
-fastai 2.8 (valley), Lightning 2.6 and torch-lr-finder 0.2, as their sources state them.
+For each recipe and optimizer: a range test of three sweeps of 100 points, of twice as many points
+while its confidence is low or it finds no fall; then whole trainings of 400 updates under the
+recipe's own schedule with its peak at a third of the upper bound, at the bound, at three times the
+bound, and at the ceiling, from three seeds (`language` from one). Two rates are equal when the mean
+difference within seeds is smaller than its 95 % interval.
+
+Before that the curves of `tests/data/curves`, read here and by the rules of fastai 2.8 (valley),
+Lightning 2.6 and torch-lr-finder 0.2, as their sources state them.
 """
 
 import csv
 import dataclasses
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -24,14 +29,15 @@ import torch
 from torch import nn
 
 import midstep as ms
-from midstep.range_test import Curve, RangeTest, lr_range, read_curves
+from midstep.comparing.chance import half_width
+from midstep.range_test import Confidence, Curve, RangeTest, lr_range, read_curves
 from midstep.recipes.held_out import measure
 from midstep.recipes.loading import BUILT_IN, load_recipe
 
 STEPS = 400
 CURVES = Path(__file__).parents[1] / "tests" / "data" / "curves"
 
-Optimizers = dict[str, Callable[[nn.Module, float], torch.optim.Optimizer]]
+Make = Callable[[nn.Module, float], torch.optim.Optimizer]
 
 
 def sgd(model: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -42,11 +48,11 @@ def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
 
 
-OPTIMIZERS: Optimizers = {"SGD, momentum 0.9": sgd, "AdamW": adamw}
+OPTIMIZERS: dict[str, Make] = {"SGD, momentum 0.9": sgd, "AdamW": adamw}
 
 
-def made(name: str, optimizer: Callable[[nn.Module, float], torch.optim.Optimizer], lr: float):
-    recipe = dataclasses.replace(load_recipe(name, seed=0), optimizer=optimizer)
+def made(name: str, make: Make, lr: float, seed: int) -> tuple[ms.Recipe, ms.Updater]:
+    recipe = dataclasses.replace(load_recipe(name, seed=seed), optimizer=make)
     updater = ms.Updater(
         recipe.model,
         recipe.optimizer(recipe.model, lr),
@@ -57,27 +63,31 @@ def made(name: str, optimizer: Callable[[nn.Module, float], torch.optim.Optimize
     return recipe, updater
 
 
-def swept(name: str, optimizer: Callable[[nn.Module, float], torch.optim.Optimizer]) -> RangeTest:
-    recipe, updater = made(name, optimizer, 1e-3)
-    return lr_range(
-        updater,
-        recipe.train,
-        recipe.loss,
-        size=recipe.size,
-        rows=recipe.rows,
-        targets=recipe.targets,
-        count=recipe.count,
-        start_lr=1e-6,
-        end_lr=10.0,
-        num_updates=100,
-    )
+def swept(name: str, make: Make) -> RangeTest:
+    """Sweep with the usual number of points, and with more while the answer is unsure."""
+    num_updates = 100
+    while True:
+        recipe, updater = made(name, make, 1e-3, seed=0)
+        found = lr_range(
+            updater,
+            recipe.train,
+            recipe.loss,
+            size=recipe.size,
+            rows=recipe.rows,
+            targets=recipe.targets,
+            count=recipe.count,
+            num_updates=num_updates,
+            repeats=3,
+        )
+        is_sure = found.reading.confidence in (Confidence.HIGH, Confidence.MEDIUM)
+        if is_sure or num_updates == 400:
+            return found
+        num_updates *= 2
 
 
-def trained(
-    name: str, optimizer: Callable[[nn.Module, float], torch.optim.Optimizer], lr: float
-) -> float:
+def trained(name: str, make: Make, lr: float, seed: int) -> float:
     """Held-out loss after 400 updates with this peak; inf for a run that was lost."""
-    recipe, updater = made(name, optimizer, lr)
+    recipe, updater = made(name, make, lr, seed)
     num_lost = 0
     while updater.clock.step < STEPS:
         for window in updater.windows(
@@ -98,34 +108,37 @@ def trained(
     return held_out.loss_mean if math.isfinite(held_out.loss_mean) else math.inf
 
 
+def bench_setting(name: str, label: str) -> bool:
+    """Print one setting; say whether the upper bound beats or equals both of its neighbours."""
+    make, started = OPTIMIZERS[label], time.perf_counter()
+    found = swept(name, make)
+    reading = found.reading
+    if reading.upper is None or reading.ceiling is None:
+        print(f"{name}, {label}: {reading}", flush=True)
+        return False
+    upper = reading.upper.lr
+    rates = {"upper": upper, "upper / 3": upper / 3, "3 upper": 3 * upper}
+    rates["ceiling"] = reading.ceiling.lr
+    seeds = range(1 if name == "language" else 3)
+    losses = {what: [trained(name, make, lr, seed) for seed in seeds] for what, lr in rates.items()}
+    points = len(found.curves[0].lr)
+    print(f"\n{name}, {label}: read from 3 sweeps of up to {points} points, {reading.confidence}")
+    is_good = True
+    for what, lr in rates.items():
+        pairs = [x - y for x, y in zip(losses[what], losses["upper"], strict=True)]
+        mean, half = statistics.fmean(pairs), half_width(pairs) or 0.0
+        verdict = "worse" if mean > half else "better" if mean < -half else "equal"
+        shown = "" if what == "upper" else f"{mean:+.4f} +- {half:.4f}, {verdict}"
+        print(f"  {what:10}{lr:9.1e}{statistics.fmean(losses[what]):9.4f}   {shown}", flush=True)
+        is_good &= what in ("upper", "ceiling") or verdict != "better"
+    print(f"  {time.perf_counter() - started:.0f} s", flush=True)
+    return is_good
+
+
 def bench_trainings(names: list[str]) -> None:
-    num_good = num_settings = 0
-    for name in names:
-        for label, optimizer in OPTIMIZERS.items():
-            started = time.perf_counter()
-            reading = swept(name, optimizer).reading
-            if reading.upper is None or reading.ceiling is None:
-                print(f"{name}, {label}: {reading}")
-                continue
-            upper, ceiling = reading.upper.lr, reading.ceiling.lr
-            rates = {
-                "upper / 3": upper / 3,
-                "upper": upper,
-                "3 upper": 3 * upper,
-                "ceiling": ceiling,
-            }
-            losses = {what: trained(name, optimizer, lr) for what, lr in rates.items()}
-            best = min(losses["upper / 3"], losses["3 upper"])
-            is_good = losses["upper"] <= best * (1 + 1e-9)
-            num_good += is_good
-            num_settings += 1
-            shown = "   ".join(f"{what} {rates[what]:.1e}: {losses[what]:.4f}" for what in rates)
-            seconds = time.perf_counter() - started
-            print(
-                f"{name}, {label}   {shown}   {'best' if is_good else 'beaten'}   {seconds:.0f} s",
-                flush=True,
-            )
-    print(f"the upper bound beats or equals both neighbours in {num_good} of {num_settings}")
+    settings = [(name, label) for name in names for label in OPTIMIZERS]
+    good = sum(bench_setting(name, label) for name, label in settings)
+    print(f"the upper bound beats or equals both neighbours in {good} of {len(settings)}")
 
 
 def valley(lr: np.ndarray, loss: np.ndarray) -> float:

@@ -58,13 +58,16 @@ def rows(values: Iterable[Mapping[str, Any]]) -> alt.Data:
     return alt.Data(values=list(values))  # type: ignore[no-untyped-call]
 
 
-def save_picture(chart: alt.TopLevelMixin, path: Path, *, title: str) -> None:
+def save_picture(
+    chart: alt.TopLevelMixin, path: Path, *, title: str, below: str | None = None
+) -> None:
     """Write a chart to a file, in the form its suffix names.
 
     Args:
         chart: What `altair` made.
         path: Ends in .png (twice the pixels, for sharp screens), .svg or .html.
         title: Of the page, for those who do not see the picture, too.
+        below: HTML that stands under the picture in a page; other forms leave it out.
     """
     import altair as alt
 
@@ -74,7 +77,9 @@ def save_picture(chart: alt.TopLevelMixin, path: Path, *, title: str) -> None:
     specification.setdefault("description", title)
     dressed = alt.Chart.from_dict(specification)
     if path.suffix == ".html":
-        path.write_text(dressed.to_html(inline=True, embed_options={"actions": False}))
+        page = dressed.to_html(inline=True, embed_options={"actions": False})
+        head, end, tail = page.rpartition("</body>")
+        path.write_text(f"{head}{below or ''}{end}{tail}", encoding="utf-8")
     else:
         dressed.save(str(path), scale_factor=2.0 if path.suffix == ".png" else 1.0)
 

@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +11,8 @@ import pytest
 import tiny
 
 import midstep as ms
+from midstep.cli.options import Options
+from midstep.comparing import Grid, cells_of
 from midstep.comparing.cell import Ending, ending_of
 
 BREAKS_AT_A_LARGE_RATE = (
@@ -49,6 +49,12 @@ def test_a_comparison_trains_each_cell_as_the_command_would_and_never_twice(
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")}
     again = ms.compare(recipe, {"clip": [math.inf, 0.01]}, out=out, steps=8, num_seeds=2, jobs=2)
     assert again == found
+    # Runs of other settings are not taken for these.
+    with pytest.raises(ValueError, match="`steps` 8, not 6"):
+        ms.compare(recipe, {"clip": [0.01]}, out=out, steps=6, num_seeds=1)
+    Path(recipe).write_text(Path(recipe).read_text() + "\n# edited\n")
+    with pytest.raises(ValueError, match="was edited"):
+        ms.compare(recipe, {"clip": [0.01]}, out=out, steps=8, num_seeds=1)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.jsonl")} == before
 
 
@@ -63,9 +69,11 @@ def test_a_run_that_is_lost_is_stopped_and_told(tmp_path: Path) -> None:
     assert ending in (Ending.NONFINITE, Ending.BLEW_UP)
 
 
-def test_a_comparison_that_is_killed_goes_on_to_the_same_outcome(
-    recipe: str, tmp_path: Path
+def test_a_comparison_that_is_killed_takes_its_runs_along_and_goes_on_to_the_same_outcome(
+    tmp_path: Path,
 ) -> None:
+    slow = ("ms.cross_entropy(", "__import__('time').sleep(0.01) or ms.cross_entropy(")
+    recipe = str(tiny.write(tmp_path / "slow.py", slow))
     arguments = ["compare", recipe, "--vary", "lr=0.01,0.02", "--seeds", "1", "--steps", "20"]
     whole = tmp_path / "whole"
     assert tiny.run(*arguments, "--jobs", "2", "--out", str(whole)) == 0
@@ -74,12 +82,11 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_outcome(
         [sys.executable, "-m", "midstep", *arguments, "--jobs", "1", "--out", str(parts)],
         stderr=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,
     )
     deadline = time.monotonic() + 60
     while not list(parts.rglob("updates.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    process.kill()  # it alone; the run that it began is not asked
     process.wait()
     assert tiny.run(*arguments, "--jobs", "2", "--out", str(parts)) == 0
 
@@ -88,7 +95,13 @@ def test_a_comparison_that_is_killed_goes_on_to_the_same_outcome(
         return [(row["variant"], row["held_out"]) for row in rows]
 
     assert losses(parts) == losses(whole)
-    assert "vega" in (parts / "comparison.html").read_text()
+    for path in parts.rglob("updates.jsonl"):
+        steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        assert steps == list(range(1, 21))
+    page = (parts / "comparison.html").read_text()
+    assert "vega" in page
+    assert "<td>lr=0.02</td>" in page
+    assert "Each was trained on" in page
 
 
 @pytest.mark.parametrize(
@@ -122,3 +135,14 @@ def test_a_recipe_without_held_out_batches_is_refused(
     recipe = str(tiny.write(tmp_path / "blind.py", ("held_out=[(x[:8], y[:8])],", "")))
     assert tiny.run("compare", recipe, "--vary", "lr=1,2", "--out", str(tmp_path / "out")) == 2
     assert "nothing to compare by" in tiny.one_line(capsys)
+
+
+def test_variants_of_unequal_windows_see_as_many_targets(recipe: str, tmp_path: Path) -> None:
+    def steps(axes: dict[str, list[int]]) -> list[int | None]:
+        base = Options(steps=12)
+        grid = Grid(recipe=recipe, axes=axes, base=base, num_seeds=1, path=tmp_path)
+        return [cell.options.steps for cell in cells_of(grid)]
+
+    assert steps({"targets": [8, 16, 32]}) == [12, 6, 3]
+    assert steps({"size": [1, 2, 4]}) == [24, 12, 6]  # the recipe's own is 2
+    assert steps({"rows": [1, 2]}) == [12, 12]  # pieces of the same batches

@@ -120,7 +120,7 @@ def _compare(grid: Grid, jobs: int | None, *, json: bool) -> int:
         raise ValueError(f"`--jobs {jobs}`: at least 1")
 
     from ..comparing import run_grid
-    from ..comparing.page import picture
+    from ..comparing.page import picture, table
     from ..pictures import save_picture
 
     cells: list[Cell] = []
@@ -131,9 +131,10 @@ def _compare(grid: Grid, jobs: int | None, *, json: bool) -> int:
 
     found = run_grid(grid, jobs=jobs, on_end=note)
     (grid.path / "comparison.json").write_text(found.to_json() + "\n", encoding="utf-8")
-    title = f"{grid.recipe}: {' and '.join(grid.axes)} compared over {grid.num_seeds} seeds"
+    seeds = "1 seed" if grid.num_seeds == 1 else f"{grid.num_seeds} seeds"
+    title = f"{grid.recipe}: {' and '.join(grid.axes)} compared over {seeds}"
     page = grid.path / "comparison.html"
-    save_picture(picture(found, cells, title=title), page, title=title)
+    save_picture(picture(found, cells, title=title), page, title=title, below=table(found))
     if json:
         typer.echo(found.to_json())
         return FINE

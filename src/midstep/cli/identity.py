@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..recipes.settings import Settings
     from .options import Options
 
-__all__ = ["about", "changes", "refuse_another_run"]
+__all__ = ["about", "changes", "refuse_another_recipe", "refuse_another_run"]
 
 # They decide no weight, so a run may go on with others.
 _MAY_CHANGE = ("save_every", "evaluate_every", "observe")
@@ -74,6 +74,23 @@ def refuse_another_run(path: Path, about: Mapping[str, Any], settings: Settings)
             "on as another run. Leave the option out (or undo the change of the recipe), or begin "
             "anew."
         )
+
+
+def refuse_another_recipe(path: Path, about: Mapping[str, Any], source: str | Path) -> None:
+    """Refuse a run of another recipe, or of one that was edited since.
+
+    Args:
+        path: Of the run's folder.
+        about: How the run was begun.
+        source: What `find_recipe` returned.
+
+    Raises:
+        ValueError: Names both.
+    """
+    if about["recipe"] != str(source):
+        raise ValueError(f"`{path}` is a run of `{about['recipe']}`, not of `{source}`.")
+    if about["recipe_sha256"] != _sha256(source):
+        raise ValueError(f"`{path}` was run before `{source}` was edited.")
 
 
 def changes(about: Mapping[str, Any], source: str | Path, num_ranks: int) -> Iterator[str]:

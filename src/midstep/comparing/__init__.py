@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..cli.options import Options
 from .cell import Ending
@@ -16,7 +16,20 @@ from .grid import Cell, Grid, Variant, parse_axis
 from .outcome import Comparison, Row, rows_of
 from .pool import num_places, run_cells
 
-__all__ = ["Comparison", "Ending", "Grid", "Row", "Variant", "compare", "parse_axis", "run_grid"]
+if TYPE_CHECKING:
+    from ..recipes.settings import Settings
+
+__all__ = [
+    "Comparison",
+    "Ending",
+    "Grid",
+    "Row",
+    "Variant",
+    "cells_of",
+    "compare",
+    "parse_axis",
+    "run_grid",
+]
 
 
 def compare(
@@ -41,8 +54,9 @@ def compare(
         vary: Option of `midstep train` to its values: `clip` (`math.inf` only measures), `lr`,
             `schedule`, `warmup`, `minimum`, `precision`, `size`, `rows`, `targets`.
         out: Folder of the comparison; each cell is a run in it, as `midstep train` writes them.
-        steps: Applied updates of a run; the recipe's by default. Where `size` is varied it is that
-            of the recipe's size, and the others take as many as see the same batches.
+        steps: Applied updates of a run; the recipe's by default. Where `size` or `targets` is
+            varied it is that of the recipe's own (or of the first value, where it has none), and
+            the others take as many as see as much.
         num_seeds: Seeds of each variant. With one, no difference can be told from chance.
         jobs: Processes at a time; one a core or CUDA device by default.
 
@@ -50,7 +64,8 @@ def compare(
         One row a variant, the best first.
 
     Raises:
-        ValueError: An option cannot be varied or does not fit.
+        ValueError: An option cannot be varied or does not fit, or the folder holds runs of other
+            settings.
         MidstepError: A cell could not be run; the others are kept.
 
     Example:
@@ -82,7 +97,7 @@ def run_grid(
         jobs: As in `compare`.
         on_end: Called as each cell ends, with how many have, and of how many.
     """
-    cells = _cells(grid)
+    cells = cells_of(grid)
     places, num_devices = num_places()
     num_ended = 0
 
@@ -103,25 +118,57 @@ def run_grid(
     return rows_of(cells)
 
 
-def _cells(grid: Grid) -> list[Cell]:
-    """Make the cells, and find out now what would fail in each of them later."""
+def cells_of(grid: Grid) -> list[Cell]:
+    """Make the cells of a grid, and find out now what would fail in each of them later.
+
+    Args:
+        grid: What is varied.
+
+    Raises:
+        ValueError: Options do not fit, or the folder holds runs of other settings.
+    """
     from ..recipes.loading import find_recipe, load_recipe
     from ..recipes.settings import make_updater
 
-    recipe = load_recipe(find_recipe(grid.recipe), seed=grid.base.seed or 0)
+    source = find_recipe(grid.recipe)
+    recipe = load_recipe(source, seed=grid.base.seed or 0)
     if recipe.held_out is None:
         raise ValueError(
             f"`{grid.recipe}` has no held-out batches, so there is nothing to compare by. Give it "
             "some as `Recipe(held_out=...)`"
         )
-    total, size = grid.base.steps or recipe.steps, recipe.size
+    total = grid.base.steps or recipe.steps
+    usual: Mapping[str, int | None] = {
+        "size": recipe.size,
+        "targets": recipe.targets or grid.axes.get("targets", [None])[0],
+    }
 
     def steps(variant: Variant) -> int:
-        own = dict(variant.values).get("size")
-        # As many batches, and so as many targets, in updates of another size.
-        return total if own is None or size is None else max(1, round(total * size / own))
+        # As many batches or targets, in updates of another size.
+        for name, own in variant.values:
+            if (one := usual.get(name)) is not None:
+                return max(1, round(total * one / int(own)))
+        return total
 
     cells = grid.cells(steps=steps)
-    for cell in cells[: len(grid.variants())]:
-        make_updater(recipe, cell.options.settings(recipe))
+    for index, cell in enumerate(cells):
+        settings = cell.options.settings(recipe)
+        if index < len(grid.variants()):
+            make_updater(recipe, settings)
+        _refuse_another(cell, source, settings)
     return cells
+
+
+def _refuse_another(cell: Cell, source: str | Path, settings: Settings) -> None:
+    """Refuse a folder whose runs are those of another comparison: they would be taken for these."""
+    from ..cli.identity import refuse_another_recipe, refuse_another_run
+    from ..recipes.folder import read_about
+
+    if not (cell.path / "run.json").exists():
+        return
+    about = read_about(cell.path)
+    try:
+        refuse_another_recipe(cell.path, about, source)
+        refuse_another_run(cell.path, about, settings)
+    except ValueError as error:
+        raise ValueError(f"{error} Another folder is named by `--out`.") from None

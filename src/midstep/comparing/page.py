@@ -1,7 +1,8 @@
-"""The picture of a comparison: how held-out losses fell, and where they ended."""
+"""The page of a comparison: how held-out losses fell, where they ended, and the table."""
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import statistics
@@ -15,7 +16,7 @@ from .outcome import Comparison
 if TYPE_CHECKING:
     import altair as alt
 
-__all__ = ["picture"]
+__all__ = ["picture", "table"]
 
 
 def picture(comparison: Comparison, cells: Sequence[Cell], *, title: str) -> alt.TopLevelMixin:
@@ -55,6 +56,35 @@ def picture(comparison: Comparison, cells: Sequence[Cell], *, title: str) -> alt
     right = alt.layer(points, means).properties(width=300, height=max(80, 36 * len(order)))
     drawn: alt.TopLevelMixin = alt.hconcat(curves, right, spacing=32).properties(title=title)
     return drawn
+
+
+_STYLE = """<style>
+.midstep { font: 13px/1.5 Inter, system-ui, "Segoe UI", Helvetica, Arial, sans-serif;
+  color: #1f2328; margin: 0 16px 24px }
+.midstep table { border-collapse: collapse; font-variant-numeric: tabular-nums }
+.midstep th, .midstep td { padding: 3px 12px 3px 0; text-align: right; white-space: nowrap }
+.midstep th { color: #57606a; font-weight: 500; border-bottom: 1px solid #d0d7de }
+.midstep td:first-child, .midstep th:first-child { text-align: left }
+</style>"""
+
+
+def table(comparison: Comparison) -> str:
+    """Give the table and what it shows in words, as HTML to stand under the picture.
+
+    Args:
+        comparison: What was found.
+    """
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{inside}</tr>"
+
+    head, *body = comparison.table()
+    rows_of_it = "".join(line(row, "td") for row in body)
+    words = "".join(f"<p>{html.escape(text)}</p>" for text in comparison.words())
+    return (
+        f'{_STYLE}<div class="midstep"><table>{line(head, "th")}{rows_of_it}</table>{words}</div>'
+    )
 
 
 def _domain(measured: Sequence[Mapping[str, Any]], comparison: Comparison) -> list[float]:

@@ -67,13 +67,14 @@ def run_cells(
             for place, (cell, process) in list(running.items()):
                 if process.poll() is not None:
                     del running[place]
+                    _reap(process)
                     on_end(cell, _ended(cell, process))
             time.sleep(_POLL_SECONDS)
     finally:
         for _, process in running.values():
             process.terminate()  # a cell saves as it goes, so that it goes on from there
         for _, process in running.values():
-            process.wait()
+            _reap(process)
 
 
 def _begun(cell: Cell, place: int, jobs: int, num_devices: int) -> subprocess.Popen[bytes]:
@@ -85,9 +86,16 @@ def _begun(cell: Cell, place: int, jobs: int, num_devices: int) -> subprocess.Po
         return subprocess.Popen(
             [sys.executable, "-m", "midstep.comparing", str(cell.path)],
             env=environment,
+            stdin=subprocess.PIPE,  # it closes when this process is gone, however it went
             stdout=output,
             stderr=output,
         )
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _ended(cell: Cell, process: subprocess.Popen[bytes]) -> Ending:

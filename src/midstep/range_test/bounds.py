@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from .smoothing import Flags, Floats, LocalLine, median_spread, without_lone_out
 __all__ = ["CeilingKind", "Indices", "Outcome", "find_bounds"]
 
 MIN_POINTS = 12
+_NUM_FOR_NOISE = 20  # points; fewer give noise that is off by half
 _SURE = 5.0  # standard errors that a fall must have
 _NUM_IN_A_ROW = 3  # points that must agree before a rise is one
 
@@ -80,37 +82,38 @@ def find_bounds(lr: Floats, loss: Floats, *, is_broken: bool, line: LocalLine) -
     y = without_lone_outliers(loss)
     num_flat = max(5, len(y) // 10)
     start = float(np.median(y[:num_flat]))
-    sigma = median_spread(y[: max(MIN_POINTS, _rough_minimum(y) + 1)])
+    sigma = median_spread(y[: max(_NUM_FOR_NOISE, _rough_minimum(y) + 1)])
     # So that the blow-up does not leak back into the fall.
-    y = np.minimum(y, start + 2 * max(start - float(y.min()), _SURE * sigma))
-    v = line.value(y)
+    capped = np.minimum(y, start + 2 * max(start - float(y.min()), _SURE * sigma))
+    v = line.value(capped)
     best = _minimum(v, start)
     depth = start - float(v[best]) if best >= num_flat else 0.0
-    error = sigma * math.hypot(1.25 / num_flat**0.5, line.noise_gain(best))
     # Where the curve is flat: a line misses a steep fall by errors that resemble each other, too.
     flat = _last(v[:best] > start - depth / 4) + 1
-    noise = slice(None, flat if flat >= MIN_POINTS else best + 1)
-    error *= _inflation(y[noise] - v[noise])
+    end = flat if flat >= MIN_POINTS else max(best + 1, _NUM_FOR_NOISE)
+    noise = _noise(capped[:end] - v[:end], sigma)
+    error = noise.of_a_mean * math.hypot(1.25 / num_flat**0.5, line.noise_gain(best))
     num_sigmas = depth / error if error else math.inf * depth
     if not num_sigmas >= _SURE:
-        return _without_descent(v, start, sigma, error, is_broken, smooth=v)
+        low = min(start, float(v[0]))
+        rise = _rise(y, v, low + _SURE * sigma, low + _SURE * noise.of_a_point, line)
+        return _without_descent(v, rise, is_broken)
     for _ in range(2):  # a longer flat part is a better start
         flat = _last(v[:best] > start - depth / 4)
         start = float(np.median(y[: max(num_flat, flat + 1)]))
         depth = start - float(v[best])
-    middle = max(0, _last(v[:best] > start - depth / 2))
-    lower = max(0, _last(v[: middle + 1] > start - depth / 10))
-    upper = middle + int(np.argmax(v[middle:] <= v[best] + depth / 10))
-    steepest = lower + int(np.argmin(line.slope(y)[lower : upper + 1]))
-    is_high = v[best:] > v[best] + max(depth / 4, 3 * sigma)
-    ceiling, kind = _ceiling(is_high, best, len(v), is_broken)
+    high = float(v[best]) + max(depth / 4, 3 * sigma)
+    ceiling, kind = _ceiling(v[best:] > high, best, len(v), is_broken)
+    if ceiling is not None and kind is CeilingKind.RISE:
+        ceiling = _before_it_rose(y, ceiling, high, line)
+    last = len(v) - 1
     if ceiling is not None:
-        half = int(np.searchsorted(lr, lr[ceiling] / 2, side="right")) - 1
-        upper = max(0, min(upper, half))
-    lower = min(lower, upper)
-    return Indices(
-        Outcome.DESCENT, lower, min(steepest, upper), upper, ceiling, kind, num_sigmas, v
-    )
+        last = max(0, int(np.searchsorted(lr, lr[ceiling] / 2, side="right")) - 1)
+    middle = max(0, _last(v[:best] > start - depth / 2))
+    upper = min(last, middle + int(np.argmax(v[middle:] <= v[best] + depth / 10)))
+    lower = min(upper, max(0, _last(v[: middle + 1] > start - depth / 10)))
+    steepest = lower + int(np.argmin(line.slope(capped)[lower : upper + 1]))
+    return Indices(Outcome.DESCENT, lower, steepest, upper, ceiling, kind, num_sigmas, v)
 
 
 def _minimum(v: Floats, start: float) -> int:
@@ -126,24 +129,26 @@ def _minimum(v: Floats, start: float) -> int:
     return best if back is None else int(np.argmin(v[: fallen + back]))
 
 
-def _without_descent(
-    v: Floats, start: float, sigma: float, error: float, is_broken: bool, *, smooth: Floats
-) -> Indices:
+def _rise(y: Floats, v: Floats, high: float, sure: float, line: LocalLine) -> int | None:
+    """Find where a curve without a fall rises: seen in the losses, placed by the smooth curve."""
+    seen = _first_run(y > sure)
+    if seen is None:
+        return None
+    near = max(0, seen - 2 * line.half_width)
+    placed = _first_run(v[near : seen + 1] > high)
+    return seen if placed is None else near + placed
+
+
+def _without_descent(v: Floats, run: int | None, is_broken: bool) -> Indices:
     """Say why there are no bounds; where the curve broke or rose, the ceiling is still known."""
-    is_high = v > min(start, float(v[0])) + _SURE * max(sigma, error)
-    run = _first_run(is_high)
     if run is not None:
         is_early = run < 0.15 * len(v)
         outcome = Outcome.DIVERGED_FROM_START if is_early else Outcome.NO_DESCENT_THEN_DIVERGED
-        return Indices(
-            outcome, ceiling=max(0, run - 1), ceiling_kind=CeilingKind.RISE, smooth=smooth
-        )
+        return Indices(outcome, ceiling=max(0, run - 1), ceiling_kind=CeilingKind.RISE, smooth=v)
     if is_broken:
         last, kind = len(v) - 1, CeilingKind.NONFINITE
-        return Indices(
-            Outcome.NO_DESCENT_THEN_DIVERGED, ceiling=last, ceiling_kind=kind, smooth=smooth
-        )
-    return Indices(Outcome.NO_DESCENT, ceiling_kind=CeilingKind.CENSORED, smooth=smooth)
+        return Indices(Outcome.NO_DESCENT_THEN_DIVERGED, ceiling=last, ceiling_kind=kind, smooth=v)
+    return Indices(Outcome.NO_DESCENT, ceiling_kind=CeilingKind.CENSORED, smooth=v)
 
 
 def _ceiling(
@@ -157,25 +162,40 @@ def _ceiling(
     return None, CeilingKind.CENSORED
 
 
+def _before_it_rose(y: Floats, ceiling: int, high: float, line: LocalLine) -> int:
+    """Step on to where the losses themselves rise: what smoothes spreads an abrupt rise ahead."""
+    last = min(ceiling + line.half_width, len(y) - 2)
+    while ceiling < last and max(y[ceiling + 1 : ceiling + 3]) <= high:
+        ceiling += 1
+    return ceiling
+
+
 def _rough_minimum(y: Floats) -> int:
     medians = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(y, 2, "edge"), 5), axis=1)
     return int(np.argmin(medians))
 
 
-def _inflation(residuals: Floats) -> float:
-    """How much larger errors are where each point resembles the one before.
+class _Noise(NamedTuple):
+    of_a_point: float  # standard deviations
+    of_a_mean: float  # times the root of the number of points
 
-    Residuals of a local line look less alike than the noise is; the line from one to the other was
-    fitted to autoregressive noise at 100 points and a half-width of 6.
+
+def _noise(residuals: Floats, sigma: float) -> _Noise:
+    """Widen a standard deviation that second differences gave, where they do not see all of it.
+
+    Where each point resembles the one before, second differences are smaller than the noise, and
+    means are less sure. Residuals of a local line look less alike than the noise is; the line from
+    one to the other was fitted to autoregressive noise at 100 points and a half-width of 6. The
+    median is blind to how far the farthest points stray, which means are not.
     """
     r = residuals - residuals.mean()
     power = float(r @ r)
-    if power == 0.0 or len(r) < MIN_POINTS:
-        return 1.0
+    if power == 0.0:
+        return _Noise(sigma, sigma)
     seen = float(r[1:] @ r[:-1]) / power
     rho = min(0.8, max(0.0, 0.3 + 1.55 * (seen - 0.03)))
-    # Memory makes means less sure, and second differences smaller than the noise is.
-    return math.sqrt((1 + rho) / (1 - rho) * 3 / (3 - 4 * rho + rho**2))
+    point = sigma * math.sqrt(3 / (3 - 4 * rho + rho**2))
+    return _Noise(point, max(point, math.sqrt(power / len(r))) * math.sqrt((1 + rho) / (1 - rho)))
 
 
 def _last(mask: Flags) -> int:

@@ -30,6 +30,7 @@ class LocalLine:
     """
 
     def __init__(self, num_points: int, half_width: int) -> None:
+        self.half_width = half_width
         at = np.arange(num_points)
         away = at[None, :] - at[:, None]
         weight = (1 - np.minimum(np.abs(away) / (half_width + 1), 1) ** 3) ** 3

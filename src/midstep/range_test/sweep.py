@@ -149,8 +149,8 @@ def lr_range(
     for repeat in range(repeats):
         rise = _Rise(rates, base, updater.clock.step)
         with trial(updater, batches, nonfinite=Skip(), schedule=rise):
-            if repeat:  # other dropout, too
-                torch.manual_seed(torch.initial_seed() + repeat)
+            if repeat:  # other dropout, too; drawn, so that ranks that differ go on to differ
+                torch.manual_seed(int(torch.randint(2**62, ())) + repeat)
             windows = _endless(batches, repeat * num_updates * (size or 1), cut)
             sweep = _Sweep(rates, lambda window: updater.update(window, loss))
             with contextlib.closing(windows):
