@@ -167,9 +167,12 @@ class Late:
         self._books.publish(record)
 
     def _is_launched_alike(self, window: Window[Any], gradients: Gradients) -> bool:
-        """Whether its loss is counted ahead, and squares of norms stay in range."""
+        """Whether its loss is counted ahead, and squares of norms stay in range.
+
+        Not where a rank may take the others back before the step: they ask each other on the host.
+        """
         tally = window.tally
-        is_known = tally.counts is not None and not tally.is_agreed
+        is_known = tally.counts is not None and not tally.is_agreed and window.take_step is None
         return is_known and not any(t.dtype is torch.float64 for t in gradients.tensors)
 
     def forget(self) -> None:

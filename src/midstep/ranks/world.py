@@ -78,8 +78,9 @@ class World:
     def add_up_(self, numbers: Tensor) -> None:
         """Add up numbers over all ranks, where they lie. The host waits for no accelerator."""
         if self.size > 1:
-            self.num_collectives += 1
-            dist.all_reduce(numbers)
+            self.agree()
+            with self.inside():
+                dist.all_reduce(numbers)
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Give every rank's numbers, by rank. One all-gather of 8 bytes a number and rank."""
