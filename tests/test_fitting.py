@@ -394,6 +394,14 @@ def test_sizes_below_one_are_refused(settings: Mapping[str, int]) -> None:
         ms.AutoRows(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"first": 2.5}, {"first": "4"}, {"first": True}, {"guards_step": None}], ids=str
+)
+def test_what_is_no_number_is_refused_at_construction(settings: Mapping[str, Any]) -> None:
+    with pytest.raises(TypeError, match="whole numbers"):
+        ms.AutoRows(**settings)
+
+
 def test_a_size_may_stay_where_it_was_found() -> None:
     fit, auto = Fit(), ms.AutoRows(grow_after=None)
     assert fit.shrink(9) == 5

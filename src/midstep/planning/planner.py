@@ -110,15 +110,9 @@ def plan(
     """
     _check_numbers(budget=budget, headroom=headroom, num_ranks=num_ranks, pieces=pieces)
     wanted = _rows_wanted(rows, targets, count, batch)
-    twin, notes = fake_twin(model, batch), []
-    sizes = _sizes(math.ceil(wanted / num_ranks), pieces, twin.model)
     draws = RandomState.capture_torch()
-    if not _is_traced_without_values(twin, loss, sizes):
-        if not isinstance(model, nn.Module):
-            raise ValueError(_NEEDS_VALUES)
-        twin, notes = real_copy(model, batch), [_RUN_FOR_REAL]
-        here = num_rows(batch)
-        sizes = [s for s in sizes if s[0] <= here] or [(here, math.ceil(wanted / num_ranks / here))]
+    share = math.ceil(wanted / num_ranks)
+    twin, sizes, notes = _twin(model, batch, loss, share, pieces)
     if precisions is None:
         precisions, left_out = _usable_precisions(twin, loss, sizes)
         notes += left_out
@@ -153,6 +147,25 @@ _RUN_FOR_REAL = (
     "Shapes in this forward depend on values, so a copy of the model was run for real, on no more "
     "rows than the batch has."
 )
+
+
+def _twin(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Any,
+    loss: Loss,
+    rows: int,
+    pieces: Sequence[int] | None,
+) -> tuple[Twin, list[tuple[int, int]], list[str]]:
+    """Make the twin, without memory where that can be; give the sizes it is run at, and why."""
+    twin = fake_twin(model, batch)
+    sizes = _sizes(rows, pieces, twin.model)
+    if _is_traced_without_values(twin, loss, sizes):
+        return twin, sizes, []
+    if not isinstance(model, nn.Module):
+        raise ValueError(_NEEDS_VALUES)
+    here = num_rows(batch)
+    sizes = [size for size in sizes if size[0] <= here] or [(here, math.ceil(rows / here))]
+    return real_copy(model, batch), sizes, [_RUN_FOR_REAL]
 
 
 def _is_traced_without_values(twin: Twin, loss: Loss, sizes: Sequence[tuple[int, int]]) -> bool:
@@ -268,9 +281,14 @@ def _usable_precisions(
 
 
 def _every(given: Sequence[int] | None, model: nn.Module) -> Sequence[int]:
-    if given is not None:
-        return given
     num = len(repeated_blocks(model))
+    if given is not None:
+        if not given or min(given) < 0 or max(given) > num:
+            raise ValueError(
+                f"`plan(every={given!r})`: the model repeats {num} blocks, so each must be from 0, "
+                f"for no recompute, to {num}."
+            )
+        return given
     return sorted({0, 1, round(math.sqrt(num))}) if num else [0]
 
 
