@@ -92,7 +92,8 @@ def plan(
     Raises:
         ValueError: Not exactly one of `rows` and `targets`, a number is out of its range, `targets`
             without `count`, or the loss is not one number that depends on a parameter.
-        TypeError: `timed` without a model that can be run, or there is no model.
+        TypeError: A model that must be run, as with `timed`, is given as a function, or there is no
+            model.
 
     Example:
         >>> import torch
@@ -162,7 +163,7 @@ def _twin(
     if _is_traced_without_values(twin, loss, sizes):
         return twin, sizes, []
     if not isinstance(model, nn.Module):
-        raise ValueError(_NEEDS_VALUES)
+        raise TypeError(_NEEDS_VALUES)
     here = num_rows(batch)
     sizes = [size for size in sizes if size[0] <= here] or [(here, math.ceil(rows / here))]
     return real_copy(model, batch), sizes, [_RUN_FOR_REAL]
