@@ -60,7 +60,7 @@ class StepGuard:
         Warns:
             UserWarning: The step ran out of memory and was finished.
         """
-        was = _Before(optimizer, copies=self._copies or _makes_state(optimizer))
+        was = self._noted(optimizer)
         self._before()
         self.is_begun = True
         mode: Written | Redo | None = was.watch()
@@ -86,6 +86,17 @@ class StepGuard:
             mode = was.watch() if was.is_copied else Redo(written)
         if first:
             _tell(first)
+
+    def _noted(self, optimizer: torch.optim.Optimizer) -> _Before:
+        if self._copies or not _makes_state(optimizer):
+            return _Before(optimizer, copies=self._copies)
+        try:
+            return _Before(optimizer, copies=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back()
+        return _Before(optimizer, copies=False)  # the step may need less than the copy did
 
 
 class _Before:
