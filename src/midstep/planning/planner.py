@@ -252,16 +252,18 @@ def _rows_wanted(rows: int | None, targets: int | None, count: Count | None, bat
             raise ValueError(f"`plan(rows={rows})`: an update is over at least 1 row.")
         return rows
     assert targets is not None
+    if targets < 1:
+        raise ValueError(f"`plan(targets={targets})`: an update is over at least 1 target.")
     if count is None:
         raise ValueError(
             f"`plan(targets={targets})` without `count=`: how many targets a row holds is not "
             'known. Pass what the updater takes, such as `ms.targets(key="labels")`.'
         )
     found = leading_count(count, batch)
-    if targets < 1 or found <= 0:
+    if not found > 0:
         raise ValueError(
             f"`plan(targets={targets})`: the batch holds {found:g} targets, so no number of rows "
-            "makes so many. Give a batch with targets, and at least 1."
+            "makes so many. Give a batch with targets."
         )
     return math.ceil(targets / (found / num_rows(batch)))
 

@@ -163,10 +163,11 @@ class Plan:
         """Say in a sentence what to do."""
         way = self.best
         if way is None:
-            least = min(way.peak_bytes for way in self.ways)
+            least = min(self.ways, key=lambda way: way.peak_bytes)
+            again = ", with recompute" if least.every else ""
             return (
-                f"Nothing fits: the least is {show_bytes(least)} and the headroom. Recompute, "
-                "adapters on frozen weights, a leaner optimizer or shards make it smaller."
+                f"Nothing fits: the least is {show_bytes(least.peak_bytes)}{again}, and the "
+                "headroom. Adapters on frozen weights, a leaner optimizer or shards make it smaller."
             )
         every = "" if not way.every else f", `ms.recompute(model, every={way.every})`"
         return (
