@@ -167,7 +167,7 @@ class Plan:
             again = ", with recompute" if least.every else ""
             return (
                 f"Nothing fits: the least is {show_bytes(least.peak_bytes)}{again}, and the "
-                "headroom. Adapters on frozen weights, a leaner optimizer or shards make it smaller."
+                "headroom. Adapters, a leaner optimizer or shards make it smaller."
             )
         every = "" if not way.every else f", `ms.recompute(model, every={way.every})`"
         return (
