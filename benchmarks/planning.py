@@ -1,4 +1,4 @@
-"""Planning: who counts bytes how fast, how long a table takes, and what AutoRows costs a window.
+"""Planning: who counts bytes how fast, how long a table takes, and what AutoRows costs.
 
 python benchmarks/planning.py
 """
@@ -19,6 +19,7 @@ import midstep as ms
 from midstep.planning import peak_of
 from midstep.planning.live import LiveBytes
 from midstep.recipes.gpt import GPT, GPTConfig
+from midstep.undoing import StepGuard
 
 
 def gpt(width: int, depth: int, vocab_size: int) -> GPT:
@@ -105,7 +106,37 @@ def auto_rows() -> None:
         print(f"{name:12} {statistics.median(ratios):.2f}x a window of 64 rows in one piece")
 
 
+def guards() -> None:
+    """A step that can be finished, and one that is copied, over a plain one."""
+
+    def seconds(optimizer: torch.optim.Optimizer, copies: bool | None) -> float:
+        started = time.perf_counter()
+        if copies is None:
+            optimizer.step()
+        else:
+            StepGuard(copies=copies, before=lambda: None).take(optimizer)
+        return time.perf_counter() - started
+
+    kinds: dict[str, dict[str, Any]] = {"loop": {}, "foreach": {"foreach": True}}
+    kinds["fused"] = {"fused": True}
+    for name, settings in kinds.items():
+        for number, width in ((200, 64), (20, 1024)):
+            parameters = [nn.Parameter(torch.randn(width, width)) for _ in range(number)]
+            optimizer = torch.optim.AdamW(parameters, **settings)
+            for p in parameters:
+                p.grad = torch.randn_like(p)
+            rows = [[seconds(optimizer, how) for how in (None, False, True)] for _ in range(27)][2:]
+            kept = statistics.median(row[1] / row[0] for row in rows)
+            copied = statistics.median(row[2] / row[0] for row in rows)
+            plain = statistics.median(row[0] for row in rows)
+            print(
+                f"{name:8} {number:4} matrices of {width}: finished {kept:.2f}x, copied "
+                f"{copied:.2f}x a plain step of {1e3 * plain:.1f} ms"
+            )
+
+
 if __name__ == "__main__":
     trackers()
     auto_rows()
+    guards()
     table()

@@ -95,7 +95,7 @@ def sharded(*, gathers: float, scatters: float) -> tuple[Send, ...]:
 EACH = MICROBATCHES * (2 * GROUPS - 1)
 ONCE_A_WINDOW = sharded(gathers=EACH, scatters=GROUPS)
 # Who has data, counts, terms: 42 numbers, and 65 more in lockstep; then norm, loss sum, a flag.
-OPENING, LOCKSTEP, END = Send("reduce", 336), Send("reduce", 856), Send("reduce", 24)
+OPENING, LOCKSTEP, END = Send("reduce", 336), Send("reduce", 856), Send("reduce", 32)
 ITEMS = Send("gather", 8, per_rank=True)  # `gather(num_items)`, an int64 of each rank
 LOSS = Send("gather", 4, per_rank=True)  # `gather(loss)`, a float32 of each rank
 NORM = Send("reduce", 4)  # a float32, where gradients lie in shards; whole ones need none

@@ -394,6 +394,14 @@ def test_sizes_below_one_are_refused(settings: Mapping[str, int]) -> None:
         ms.AutoRows(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "settings", [{"first": 2.5}, {"first": "4"}, {"first": True}, {"guards_step": None}], ids=str
+)
+def test_what_is_no_number_is_refused_at_construction(settings: Mapping[str, Any]) -> None:
+    with pytest.raises(TypeError, match="whole numbers"):
+        ms.AutoRows(**settings)
+
+
 def test_a_size_may_stay_where_it_was_found() -> None:
     fit, auto = Fit(), ms.AutoRows(grow_after=None)
     assert fit.shrink(9) == 5
@@ -495,6 +503,70 @@ def test_a_real_limit_of_the_process_is_survived() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 128
+
+
+REAL_LIMIT_OF_A_STEP = """
+    import gc, resource, warnings
+    from pathlib import Path
+    import torch
+    import midstep as ms
+
+    torch.set_num_threads(1)
+    SIZE = 9 << 20  # 36 MB a tensor, which an allocator gives back at once
+
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.linspace(-1, 1, SIZE))
+
+        def forward(self, x):
+            return (x * self.weight).square().sum()
+
+    def train(foreach, limited):
+        model = Scale()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=foreach)
+        updater = ms.Updater(model, optimizer)
+        told = []
+        for index, window in enumerate(
+            updater.windows([torch.ones(1, 1)] * 3, rows=ms.AutoRows(), count=len)
+        ):
+            if limited and index == 1:
+                def hold(*_):
+                    handle.remove()
+                    cycle = [torch.empty(3 * SIZE)]  # 108 MB that only a collection lets go of
+                    cycle.append(cycle)
+                    used = int(Path("/proc/self/statm").read_text().split()[0])
+                    limit = used * resource.getpagesize() + (16 << 20)
+                    resource.setrlimit(resource.RLIMIT_AS, (limit, -1))
+
+                handle = optimizer.register_step_pre_hook(hold)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                updater.update(window, lambda model, x: model(x))
+            told += [str(w.message) for w in caught]
+            if limited and index == 1:
+                resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        return model.weight.detach().clone(), told
+
+    gc.disable()
+    train(False, False)  # whatever is made once
+    for foreach in (False, True):
+        found, told = train(foreach, True)
+        calm, _ = train(foreach, False)
+        assert torch.equal(found, calm)
+        assert len(told) == 1 and "optimizer's step" in told[0] and "allocate" in told[0], told
+"""
+
+
+def test_a_real_limit_within_a_step_is_survived_by_the_same_step() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(REAL_LIMIT_OF_A_STEP)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_decay_exponent_is_the_sum_of_rate_times_decay_over_applied_updates() -> None:

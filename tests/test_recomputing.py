@@ -336,3 +336,14 @@ def test_what_cannot_be_meant_is_refused(settings: dict[str, Any], message: str)
 def test_a_model_without_repeated_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="blocks="):
         recompute(nn.Linear(2, 2))
+
+
+def test_recompute_is_applied_once_to_a_model_by_whole_numbers() -> None:
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+    with recompute(blocks), pytest.raises(ValueError, match="applied to this model already"):
+        recompute(blocks)
+    for wrong in (2.5, "2", 0, True):
+        with pytest.raises(ValueError, match="whole number"):
+            recompute(blocks, every=wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"no `torch\.nn\.Module`"):
+        recompute("blocks")  # type: ignore[arg-type]

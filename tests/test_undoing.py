@@ -140,6 +140,18 @@ def test_a_copy_takes_a_step_back_as_a_whole(name: str) -> None:
         assert same(hit.ends(), calm.ends()), place
 
 
+def test_a_first_step_goes_on_where_only_its_copy_does_not_fit() -> None:
+    calm, hit = (Trained(OPTIMIZERS["AdamW"], 0) for _ in range(2))
+    calm.optimizer.step()
+    with Shooting(*[0] * 99) as shooting:
+        shooting.only = "aten.clone"
+        StepGuard(copies=False, before=lambda: None).take(hit.optimizer)
+        with pytest.raises(torch.OutOfMemoryError):  # a copy that was asked for is not left out
+            StepGuard(copies=True, before=lambda: None).take(hit.optimizer)
+    assert shooting.fired
+    assert same(hit.ends(), calm.ends())
+
+
 def test_what_never_fits_and_wrote_nothing_is_as_before() -> None:
     hit = Trained(OPTIMIZERS["AdamW fused"], 1)
     before = copy.deepcopy(hit.ends())

@@ -44,11 +44,12 @@ class AutoRows:
         first: Rows to begin with; None for the whole batch.
         grow_after: Windows without an error before the next larger size is tried; None for never.
         guards_step: Copy weights and optimizer state before each step, so that an error in the
-            middle of one is taken back. Costs the memory of both within the step, and a pass. Only
-            an optimizer that is not torch's own needs it: where torch does not see what its kernels
-            write, an error within its step ends the run.
+            middle of one is taken back. Costs the memory of both within the step, and a pass. For
+            optimizers that are not torch's own, whose kernels may write what torch does not see,
+            and for Adadelta, Adafactor and ASGD: without it an error in their step may end the run.
 
     Raises:
+        TypeError: A number is not whole, or `guards_step` not a truth value.
         ValueError: A number is below 1.
 
     Example:
@@ -66,7 +67,14 @@ class AutoRows:
     guards_step: bool = False
 
     def __post_init__(self) -> None:
-        if min(value for value in (self.first, self.grow_after, 1) if value is not None) < 1:
+        numbers = [value for value in (self.first, self.grow_after) if value is not None]
+        wrong = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int)]
+        if wrong or not isinstance(self.guards_step, bool):
+            raise TypeError(
+                f"`{self}`: `first` and `grow_after` are whole numbers or None, `guards_step` is "
+                "True or False."
+            )
+        if min(numbers, default=1) < 1:
             raise ValueError(
                 f"`{self}`: a microbatch has at least 1 row, and a larger one is tried after at "
                 "least 1 window. Pass None for the default of `first`, or to never grow."

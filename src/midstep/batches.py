@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-__all__ = ["cut_rows", "join_rows", "num_rows", "take_rows"]
+__all__ = ["cut_rows", "join_rows", "map_tensors", "num_rows", "take_rows", "tensors_of"]
 
 Batch = TypeVar("Batch")
 
@@ -125,6 +125,39 @@ def join_rows(batches: Sequence[Batch]) -> Batch:
         {'x': tensor([0, 1, 0]), 'y': ['a', 'b', 'c']}
     """
     return _joined(batches, [num_rows(batch) for batch in batches], "")  # type: ignore[no-any-return]
+
+
+def tensors_of(batch: object) -> list[torch.Tensor]:
+    """List the tensors of a batch, in order.
+
+    Args:
+        batch: Any nesting the module docstring names.
+    """
+    if isinstance(batch, torch.Tensor):
+        return [batch]
+    return [tensor for _, part in _children(batch) or () for tensor in tensors_of(part)]
+
+
+def map_tensors(batch: Batch, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Give a batch with each of its tensors changed.
+
+    Args:
+        batch: Any nesting the module docstring names.
+        change: Of one tensor.
+    """
+    mapped: Batch = _mapped(batch, change)
+    return mapped
+
+
+def _mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return _rebuild_mapping(batch, {key: _mapped(v, change) for key, v in batch.items()})
+    parts = _children(batch)
+    if parts is None:
+        return batch
+    return _rebuild(batch, {name: _mapped(value, change) for name, value in parts})
 
 
 class _Place(NamedTuple):

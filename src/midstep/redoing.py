@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 __all__ = ["Redo", "Unsound", "Written", "key_of"]
 
 Key = int
+_PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 class Unsound(Exception):
@@ -33,29 +34,26 @@ def key_of(tensor: Tensor) -> Key:
         tensor: Kept alive by the caller, since memory that was let go may be had by another.
     """
     # Neither wrappers nor sparse tensors have a memory of their own.
-    is_plain: bool = not is_traceable_wrapper_subclass(tensor)
+    is_plain: bool = type(tensor) in _PLAIN or not is_traceable_wrapper_subclass(tensor)
     if is_plain and tensor.layout is torch.strided:
         return int(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the identity of a storage
     return id(tensor)
 
 
 class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the writes to tensors that were there before, torch's grouped kernels included.
+    """Counts the writes to memory, those of torch's grouped kernels included.
 
     Those kernels (`foreach`, `fused`) do not count up the versions of what they write. Costs a few
-    microseconds an operation.
-
-    Args:
-        known: The tensors.
+    microseconds an operation, and one a tensor it writes.
 
     Attributes:
-        num: Writes so far, by memory.
+        num: Writes so far, by memory; of memory that was let go the number means nothing.
         is_torn: Whether a kernel of several tensors failed that may have written some of them.
     """
 
-    def __init__(self, known: Iterable[Tensor]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.num = dict.fromkeys(map(key_of, known), 0)
+        self.num: dict[Key, int] = {}
         self.is_torn = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,8 +65,7 @@ class Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
         for tensor in written:
             key = key_of(tensor)
-            if key in self.num:
-                self.num[key] += 1
+            self.num[key] = self.num.get(key, 0) + 1
         return out
 
 
@@ -169,7 +166,13 @@ def _written_by(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]
         args[position] if position < len(args) else kwargs.get(name)
         for position, name in _places(func)
     ]
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+    tensors: list[Tensor] = []
+    for value in found:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+        elif value is not None:
+            tensors += [tensor for tensor in value if tensor is not None]
+    return tensors
 
 
 def _may_be_torn(written: list[Tensor], args: Any) -> bool:

@@ -60,7 +60,7 @@ class StepGuard:
         Warns:
             UserWarning: The step ran out of memory and was finished.
         """
-        was = _Before(optimizer, copies=self._copies or _makes_state(optimizer))
+        was = self._noted(optimizer)
         self._before()
         self.is_begun = True
         mode: Written | Redo | None = was.watch()
@@ -87,13 +87,23 @@ class StepGuard:
         if first:
             _tell(first)
 
+    def _noted(self, optimizer: torch.optim.Optimizer) -> _Before:
+        if self._copies or not _makes_state(optimizer):
+            return _Before(optimizer, copies=self._copies)
+        try:
+            return _Before(optimizer, copies=True)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        give_back()
+        return _Before(optimizer, copies=False)  # the step may need less than the copy did
+
 
 class _Before:
     """What a step begins from: enough to know what it has written, and to begin it again.
 
     Attributes:
         is_copied: Whether weights and state are taken back, not only what names them.
-        num_bytes: Of weights and state, which a copy would take.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, copies: bool) -> None:
@@ -102,21 +112,23 @@ class _Before:
         groups = optimizer.param_groups
         self._groups = [{k: v for k, v in group.items() if k != "params"} for group in groups]
         self._states = {p: _shallow(state) for p, state in optimizer.state.items()}
-        parameters = [p for group in groups for p in group["params"]]
-        self._gradients = [(p, p.grad) for p in parameters]
-        held = [*parameters, *_tensors(list(self._states.values()))]
-        self.num_bytes = sum(t.nbytes for t in held)
+        self._parameters = [p for group in groups for p in group["params"]]
+        self._gradients = [p.grad for p in self._parameters]
         self.is_copied = copies
-        self._copies = [(t, t.detach().clone()) for t in held] if copies else []
-        known = [*held, *_tensors(self._groups), *_tensors([g for _, g in self._gradients])]
-        self._known = list({id(t): t for t in known}.values())
-        self._versions = [t._version for t in self._known]  # noqa: SLF001 - autograd relies on it
-        keys = {key_of(t) for t in self._known}
-        self._counts_itself = _is_a_loop(optimizer) and len(keys) == len(self._known)
+        self._copies = [(t, t.detach().clone()) for t in self._held()] if copies else []
+        self._versions: list[tuple[Tensor, int]] = []
+        self._counts_itself = not copies and _is_a_loop(optimizer)
+        if self._counts_itself:
+            self._versions = [(t, t._version) for t in self._known()]  # noqa: SLF001 - autograd relies on it
+
+    @property
+    def num_bytes(self) -> int:
+        """Of weights and state, which a copy would take."""
+        return sum(t.nbytes for t in self._held())
 
     def watch(self) -> Written | None:
         """Give what counts the writes of the step; None where the tensors do so themselves."""
-        return None if self.is_copied or self._counts_itself else Written(self._known)
+        return None if self.is_copied or self._counts_itself else Written()
 
     def written(self, mode: Written | Redo | None) -> Mapping[int, int] | None:
         """Say how often each memory was written to; None where that cannot be known."""
@@ -125,16 +137,24 @@ class _Before:
         if not _is_seen_through(self._optimizer) or (mode is not None and mode.is_torn):
             return None
         if mode is not None:
-            return mode.num
-        found = zip(self._known, self._versions, strict=True)
-        return {key_of(t): t._version - version for t, version in found}  # noqa: SLF001
+            return {key_of(t): mode.num.get(key_of(t), 0) for t in self._known()}
+        found = {key_of(t): t._version - version for t, version in self._versions}  # noqa: SLF001
+        return found if len(found) == len(self._versions) else None
+
+    def _held(self) -> list[Tensor]:
+        return [*self._parameters, *_tensors(list(self._states.values()))]
+
+    def _known(self) -> list[Tensor]:
+        """List, each once, what is there before the step and may be written in it."""
+        known = [*self._held(), *_tensors(self._groups), *_tensors(self._gradients)]
+        return list({id(tensor): tensor for tensor in known}.values())
 
     def restore(self) -> None:
         """Put back all that can be, so that the step may begin again."""
         with torch.no_grad():
             for tensor, copy in self._copies:
                 tensor.copy_(copy)
-        for parameter, gradient in self._gradients:
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
         for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
             group.update(before)
@@ -247,4 +267,12 @@ def _shallow(state: Any) -> Any:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    if isinstance(values, Tensor):
+        return [values]
+    if values is None or isinstance(values, (bool, int, float, str)):
+        return []
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (list, tuple)):
+        return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [tensor for value in values for tensor in _tensors(value)]

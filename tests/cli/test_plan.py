@@ -69,6 +69,7 @@ def test_the_first_way_is_run_and_measured(recipe: str, capsys: pytest.CaptureFi
     assert tiny.run("plan", recipe, "--rows", "256", "--budget", "3MB", "--check") == 0
     out = capsys.readouterr().out
     assert "ways to an update of 256 rows" in out
+    assert "Take microbatches of " in out
     assert "The first, run: predicted" in out
     assert tiny.run("plan", recipe, "--check", "--format", "json") == 0
     values = json.loads(capsys.readouterr().out)
@@ -80,7 +81,9 @@ def test_a_budget_that_holds_nothing_is_found(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tiny.run("plan", recipe, "--targets", "512", "--budget", "10kB") == 1
-    assert "0 of" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "0 of" in out
+    assert "Nothing fits: the least is " in out
 
 
 def test_recompute_is_measured_for_every_k_and_drawn(
@@ -132,6 +135,7 @@ def test_another_batch_gets_advice_with_its_conditions(
         (("language", "--master"), "with a recipe"),
         (("language", "--picture", "x.svg"), "give both"),
         (("language", "--recompute", "--picture", "x.gif"), ".png, .svg, .html"),
+        (("language", "--check", "--ranks", "2"), "Check a plan of one rank"),
         (("--new-batch", "8"), "belong together"),
         (("language", "--new-batch", "8"), "one at a time"),
         (("no_such",), "neither built in"),

@@ -82,6 +82,26 @@ def test_the_gradient_is_that_of_all_ranks_and_nobody_hangs(streamed: bool) -> N
             assert worst(grads, step.gradients) < 1e-12
 
 
+def calm(rank: int, size: int) -> list[int]:
+    del size
+    wrapped = WRAPPINGS["DDP"](plain_model())
+    updater = ms.Updater(wrapped.model, torch.optim.SGD(wrapped.model.parameters(), lr=0.1))
+    world = updater._ranks.world
+    counted, before = [], world.num_collectives
+    for window in updater.windows(data_of(rank)[:2], rows=ms.AutoRows(), count=ms.targets()):
+        updater.update(window, loss)
+        counted.append(world.num_collectives - before)
+        before = world.num_collectives
+    return counted
+
+
+def test_agreeing_costs_three_tiny_collectives_where_nothing_fails() -> None:
+    # Opening; who has gradients, their sum, the window's end; and an agreement before two of these
+    # and before the step.
+    for counted in run(calm, size=2):
+        assert counted == [7, 7]
+
+
 def never_fits(rank: int, size: int) -> None:
     del size
     warnings.simplefilter("ignore")

@@ -342,12 +342,108 @@ def test_microbatches_are_as_even_as_it_goes() -> None:
         ({"rows": 0}, "at least 1"),
         ({"targets": 5}, "without `count=`"),
         ({"targets": 5, "count": lambda _: 0}, "holds 0 targets"),
+        ({"rows": 8, "budget": 0}, "more than 0 bytes"),
+        ({"rows": 8, "headroom": 1.5}, "is a share"),
+        ({"rows": 8, "num_ranks": 0}, "at least 1"),
+        ({"rows": 8, "pieces": [0]}, "at least 1 microbatch"),
+        ({"rows": 8, "every": [99]}, "repeats 6 blocks"),
     ],
-    ids=["neither", "both", "no row", "no count", "no target"],
+    ids=[
+        *("neither", "both", "no row", "no count", "no target", "no budget", "headroom", "ranks"),
+        *("pieces", "every"),
+    ],
 )
 def test_a_plan_that_cannot_be_meant_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan(mlp(), CASES["mlp"].batch(), classify, optimizer=adamw, **settings)
+
+
+@dataclasses.dataclass
+class Rows:
+    x: Tensor
+    labels: Tensor
+
+
+def of_rows(model: nn.Module, batch: Rows) -> Tensor:
+    return F.cross_entropy(model(batch.x), batch.labels, reduction="sum")
+
+
+def test_a_batch_of_any_kind_is_repeated_and_cut() -> None:
+    batch = CASES["mlp"].batch()
+    one = plan(mlp(), batch, classify, optimizer=adamw, rows=32, pieces=[1, 8])
+    for other, loss in (
+        (Rows(**batch), of_rows),
+        (tuple(batch.values()), lambda model, b: of_rows(model, Rows(*b))),
+    ):
+        two = plan(mlp(), other, loss, optimizer=adamw, rows=32, pieces=[1, 8])
+        assert [w.peak_bytes for w in one.ways] == [w.peak_bytes for w in two.ways]
+
+
+class Experts(nn.Module):
+    """Sends each row to one of four, so its shapes depend on values; not made for 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(32, 4)
+        self.experts = nn.ModuleList(nn.Linear(32, 2048) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.router(x).argmax(-1)
+        out = x.new_zeros(len(x), 2048)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero().squeeze(-1)
+            out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+def test_a_model_whose_shapes_depend_on_values_is_run_for_real_and_left_alone() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        y: Tensor = model(x)
+        return y.square().sum()
+
+    torch.manual_seed(0)
+    model, x = Experts(), torch.randn(64, 32)
+    before = [p.detach().clone() for p in model.parameters()]
+    draws = torch.get_rng_state()
+    found = plan(model, x, loss, optimizer=adamw, rows=256, every=[0], exactly=True)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert torch.equal(draws, torch.get_rng_state())
+    assert max(way.rows for way in found.ways) == 64
+    assert {way.precision for way in found.ways} == {"FP32"}
+    assert "run for real" in str(found)
+    assert "BF16 is left out" in str(found)
+    assert abs(found.check(model, x, loss, optimizer=adamw).error) < 0.05
+    with pytest.raises(TypeError, match="depend on values"):
+        plan(Experts, x, loss, optimizer=adamw, rows=256)
+
+
+def test_a_batch_norm_is_never_planned_on_a_single_row() -> None:
+    model = nn.Sequential(nn.Linear(32, 8), nn.BatchNorm1d(8))
+    found = plan(model, CASES["mlp"].batch(), classify, optimizer=adamw, rows=8)
+    assert {way.rows for way in found.ways} == {2, 4, 8}
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda model, b: model(b["x"]), r"gave shape \[\d, 10\]"),
+        (lambda *_: 1.0, "gave 1.0"),
+        (lambda model, b: model(b["x"]).sum().detach(), "requires a gradient"),
+    ],
+    ids=["many numbers", "a float", "detached"],
+)
+def test_a_loss_without_a_backward_is_refused(loss: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(mlp(), CASES["mlp"].batch(), loss, optimizer=adamw, rows=8)
+
+
+def test_what_is_no_model_and_a_batch_without_rows_are_refused() -> None:
+    for wrong in ("model", lambda: "model"):
+        with pytest.raises(TypeError, match="no function that makes one"):
+            plan(wrong, CASES["mlp"].batch(), classify, optimizer=adamw, rows=8)  # type: ignore[arg-type]
+    empty = {name: tensor[:0] for name, tensor in CASES["mlp"].batch().items()}
+    with pytest.raises(ValueError, match="holds no rows"):
+        plan(mlp(), empty, classify, optimizer=adamw, rows=8)
 
 
 def test_a_plan_without_a_way_or_of_many_ranks_is_not_checked() -> None:

@@ -259,6 +259,11 @@ def _recipe(name: str) -> Recipe:
 
 
 def _print_ways(recipe: Recipe, update: Update, device: Device, form: Format) -> int:
+    if update.check and device.ranks > 1:
+        raise ValueError(
+            f"`--check --ranks {device.ranks}`: one process alone holds something else than a rank "
+            "does. Check a plan of one rank"
+        )
     from ..planning import plan
     from ..planning.recipes import first_batch, make_optimizer, rows_of_update
 

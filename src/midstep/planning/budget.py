@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from ..recomputing import Recompute, recompute, repeated_blocks
+from ..recomputing import Recompute, blocks_of, recompute
 from ..snapshot import Buffers, RandomState
 from .tradeoff import Runner
 
@@ -51,7 +51,7 @@ def recompute_within(
         >>> 0 < len(handle.names) < 8
         True
     """
-    found = list(repeated_blocks(model).values()) if blocks is None else list(blocks)
+    found = list(blocks_of(model).values()) if blocks is None else list(blocks)
     state, buffers = RandomState.capture(), Buffers(model)
     peaks: dict[tuple[int, int], int] = {}
 

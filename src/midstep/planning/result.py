@@ -74,6 +74,7 @@ class Plan:
         headroom: What is set aside.
         budget: Bytes of one rank's device; None when none was said.
         ways: Those that fit first, each with the reason.
+        note: How it was found, where that was not by a trace without memory.
     """
 
     rows: int
@@ -83,6 +84,7 @@ class Plan:
     headroom: Line
     budget: int | None
     ways: list[Way]
+    note: str = ""
 
     @property
     def best(self) -> Way | None:
@@ -149,17 +151,38 @@ class Plan:
             aside = show_bytes(self.headroom.num_bytes)
             lines.append(f"{'headroom':20}{aside}, {self.headroom.note}")
             lines.append(f"{'budget':20}{show_bytes(self.budget)}")
-        lines += ["", _HEADER]
+        lines += ["", self._advice(), "", _HEADER]
         lines += [_row(position, way) for position, way in enumerate(self.ways[:few], start=1)]
         num_fit = sum(way.fits for way in self.ways)
         note = _TIMED if any(way.is_timed for way in self.ways) else _COUNTED
-        lines += ["", f"{num_fit} of {len(self.ways)} ways fit. {note}"]
+        lines += ["", f"{num_fit} of {len(self.ways)} ways fit. {_LEGEND} {note}"]
+        lines += [self.note] if self.note else []
         return "\n".join(lines)
+
+    def _advice(self) -> str:
+        """Say in a sentence what to do."""
+        way = self.best
+        if way is None:
+            least = min(self.ways, key=lambda way: way.peak_bytes)
+            again = ", with recompute" if least.every else ""
+            return (
+                f"Nothing fits: the least is {show_bytes(least.peak_bytes)}{again}, and the "
+                "headroom. Adapters, a leaner optimizer or shards make it smaller."
+            )
+        every = "" if not way.every else f", `ms.recompute(model, every={way.every})`"
+        return (
+            f"Take microbatches of {way.rows:,} rows, {way.num_microbatches:,} an update, "
+            f"`ms.{way.precision}()`{every}: {way.why}."
+        )
 
 
 _HEADER = (
     f"{'':3} {'rows':>5} {'pieces':>6} {'precision':>9} {'recompute':>9} {'rounds':>6} "
     f"{'peak':>26} {'time':>6}  why"
+)
+_LEGEND = (
+    "Rows: of a microbatch; pieces: microbatches of an update; rounds: of communication; <=: an "
+    "upper bound, read between two sizes that were traced."
 )
 _TIMED = "Time was measured at two sizes for each precision and recompute, on this machine."
 _COUNTED = (

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..batches import tensors_of
 from ..losses import LossSum
 from ..precision import FP32, Precision, autocast_of
 from ..recomputing import Recompute, recompute
@@ -115,7 +116,7 @@ def trace(
     model = twin.model
     with twin.mode, _recomputing(model, every) as handle, _quiet():
         batch = with_rows(twin.batch, rows)
-        known = [*_tensors(model), *(t for t in tree_leaves(batch) if isinstance(t, Tensor))]
+        known = [*_tensors(model), *tensors_of(batch)]
         model.zero_grad()
         if not is_alone:
             known += _zero_gradients(model)
@@ -162,7 +163,7 @@ def saved_by(twin: Twin, loss: Loss, *, rows: int, precision: Precision, every: 
     model = twin.model
     with twin.mode, _recomputing(model, every), _quiet():
         batch = with_rows(twin.batch, rows)
-        known = [*_tensors(model), *(t for t in tree_leaves(batch) if isinstance(t, Tensor))]
+        known = [*_tensors(model), *tensors_of(batch)]
         with saved_bytes(known) as saved:
             _forward(model, batch, loss, precision)
     return saved.total
@@ -187,7 +188,21 @@ def _forward(model: nn.Module, batch: Any, loss: Loss, precision: Precision) -> 
         value = loss(model, batch)
     losses = list(value.values()) if isinstance(value, Mapping) else [value]
     sums = [x.sum if isinstance(x, LossSum) else x for x in losses]
-    return [x for x in sums if x.requires_grad]
+    wrong = [x for x in sums if not isinstance(x, Tensor) or x.numel() != 1]
+    if wrong:
+        what = f"shape {list(wrong[0].shape)}" if isinstance(wrong[0], Tensor) else repr(wrong[0])
+        raise ValueError(
+            f"`plan(loss=...)`: the loss gave {what}, and a backward begins with one number. "
+            'Return the loss sum of the microbatch, as with `reduction="sum"`, a `LossSum`, or one '
+            "of these per term."
+        )
+    found = [x for x in sums if x.requires_grad]
+    if not found:
+        raise ValueError(
+            "`plan(loss=...)`: no loss depends on a parameter that requires a gradient, so there "
+            "is no backward to trace. Check what is frozen, and what is detached."
+        )
+    return found
 
 
 def _zero_gradients(model: nn.Module) -> list[Tensor]:

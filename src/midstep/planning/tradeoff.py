@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..recomputing import recompute, repeated_blocks
+from ..recomputing import blocks_of, recompute
 from ..snapshot import Buffers, RandomState
 from .peaks import peak_of
 
@@ -69,7 +69,7 @@ def measure_tradeoff(
     Returns:
         First the row without recompute, then one for each k.
     """
-    found = list(repeated_blocks(model).values()) if blocks is None else list(blocks)
+    found = list(blocks_of(model).values()) if blocks is None else list(blocks)
     choices = [0, *(every if every is not None else range(1, len(found) + 1))]
     before, buffers = RandomState.capture(), Buffers(model)
     run = Runner(model, loss, found, before, buffers)
@@ -118,7 +118,7 @@ def parity(
         comes next from the random stream, so dropout that drew otherwise shows there and in the
         gradients.
     """
-    found = list(repeated_blocks(model).values()) if blocks is None else list(blocks)
+    found = list(blocks_of(model).values()) if blocks is None else list(blocks)
     before, buffers = RandomState.capture(), Buffers(model)
     run = Runner(model, loss, found, before, buffers)
     try:

@@ -7,14 +7,13 @@ import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 
-from ..batches import cut_rows, num_rows
+from ..batches import cut_rows, join_rows, map_tensors, num_rows
 from ..recomputing import recomputed
 
-__all__ = ["Twin", "fake_twin", "real_twin", "with_rows"]
+__all__ = ["Twin", "fake_twin", "real_copy", "real_twin", "with_rows"]
 
 
 class Twin(NamedTuple):
@@ -39,10 +38,13 @@ def fake_twin(model: nn.Module | Callable[[], nn.Module], batch: Any) -> Twin:
         batch: In real tensors.
 
     Raises:
+        TypeError: It is neither.
         ValueError: Recompute is applied to the model already.
     """
     # Constants of a loss, such as class weights, are real and may be.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    if not callable(model):
+        raise _no_model(model)
     if isinstance(model, nn.Module):
         if recomputed(model):
             raise ValueError(
@@ -57,8 +59,21 @@ def fake_twin(model: nn.Module | Callable[[], nn.Module], batch: Any) -> Twin:
     else:
         with mode:
             twin = model()
-    fake = tree_map(lambda x: mode.from_tensor(x) if isinstance(x, Tensor) else x, batch)
-    return Twin(twin, fake, mode)
+    if not isinstance(twin, nn.Module):
+        raise _no_model(twin)
+    return Twin(twin, map_tensors(batch, mode.from_tensor), mode)
+
+
+def real_copy(model: nn.Module, batch: Any) -> Twin:
+    """Copy a model that cannot be traced without values.
+
+    Args:
+        model: Left alone; its copy takes its memory once more.
+        batch: For it.
+    """
+    twin = copy.deepcopy(model)
+    twin.zero_grad()
+    return Twin(twin, batch, contextlib.nullcontext())
 
 
 def real_twin(model: nn.Module, batch: Any) -> Twin:
@@ -79,7 +94,7 @@ def with_rows(batch: Any, rows: int) -> Any:
         rows: At least 1.
 
     Raises:
-        ValueError: It is too small and not a plain nesting, so that it cannot be repeated.
+        ValueError: It holds no rows.
 
     Example:
         >>> import torch
@@ -87,18 +102,18 @@ def with_rows(batch: Any, rows: int) -> Any:
         [0, 1, 0, 1, 0]
     """
     here = num_rows(batch)
+    if not here:
+        raise ValueError(
+            "`plan(batch=...)`: the batch holds no rows, so there is nothing to trace. Give one "
+            "with at least one row."
+        )
     if rows > here:
-        times = -(-rows // here)
-        batch = tree_map(lambda x: _repeated(x, here, times), batch)
-        if num_rows(batch) < rows:
-            raise ValueError(
-                f"The batch has {here} rows and is a `{type(batch).__name__}`, which cannot be "
-                f"repeated to make {rows}. Give a larger batch, or plain dicts, tuples and tensors."
-            )
+        batch = join_rows([batch] * -(-rows // here))
     return cut_rows(batch, rows)[0]
 
 
-def _repeated(value: Any, rows: int, times: int) -> Any:
-    if not isinstance(value, Tensor) or not value.ndim or len(value) != rows:
-        return value
-    return value.repeat(times, *([1] * (value.ndim - 1)))
+def _no_model(given: object) -> TypeError:
+    return TypeError(
+        f"`plan(model={given!r})`: is no `torch.nn.Module` and no function that makes one, so "
+        "there is nothing to trace. Pass either."
+    )

@@ -19,7 +19,7 @@ from torch import nn
 
 from .handle import Recompute
 
-__all__ = ["Recompute", "recompute", "recomputed", "repeated_blocks"]
+__all__ = ["Recompute", "blocks_of", "recompute", "recomputed", "repeated_blocks"]
 
 
 def recompute(
@@ -44,8 +44,9 @@ def recompute(
         A handle; `handle.remove()` undoes it, and so does leaving it as a context.
 
     Raises:
-        ValueError: No repeated blocks were found, one is not a part of the model, or `every` is
-            below 1.
+        TypeError: It is no model.
+        ValueError: No repeated blocks were found, one is not a part of the model, recompute is
+            applied already, or `every` is below 1.
 
     Warns:
         UserWarning: A block changes its buffers in forward (BatchNorm's statistics).
@@ -62,18 +63,21 @@ def recompute(
         >>> len(handle.names), torch.equal(model[0][0].weight.grad, plain)
         (6, True)
     """
-    if isinstance(every, bool) or every < 1:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`recompute({model!r})`: is no `torch.nn.Module`. Pass a model.")
+    is_whole = type(every) is int  # a bool is an int, too
+    if not is_whole or every < 1:
         raise ValueError(
             f"`recompute(every={every!r})`: must be a whole number of at least 1 block."
         )
+    if recomputed(model):
+        raise ValueError(
+            f"`recompute({type(model).__name__})`: it is applied to this model already, and blocks "
+            "would be run again within blocks that are. Call `handle.remove()` first."
+        )
     names = {id(module): name for name, module in model.named_modules()}
     if blocks is None:
-        found = repeated_blocks(model)
-        if not found:
-            raise ValueError(
-                f"`recompute({type(model).__name__})`: no list of alike blocks was found in it, so "
-                "there is nothing to run again piece by piece. Name them: `blocks=[...]`."
-            )
+        found = blocks_of(model)
     else:
         strangers = [type(block).__name__ for block in blocks if id(block) not in names]
         if strangers or not blocks:
@@ -113,6 +117,24 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
         has_weights = all(any(True for _ in child.parameters()) for _, child in children)
         if len(children) > 1 and len(kinds) == 1 and has_weights:
             found.update({f"{name}.{key}" if name else key: child for key, child in children})
+    return found
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Find the blocks a model repeats, of which there must be some.
+
+    Args:
+        model: To look in.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = repeated_blocks(model)
+    if not found:
+        raise ValueError(
+            f"`recompute({type(model).__name__})`: no list of alike blocks was found in it, so "
+            "there is nothing to run again piece by piece. Name them: `blocks=[...]`."
+        )
     return found
 
 
