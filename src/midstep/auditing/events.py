@@ -287,6 +287,7 @@ class Step(Event):
         scaler: The scaler that called it.
         had_closure: Whether it runs the backward itself.
         grads_finite: Whether all gradients were finite; None where it was not looked at.
+        made_by_hand: Whether there were gradients that are not 0 and that no backward had made.
     """
 
     optimizer: int
@@ -296,6 +297,7 @@ class Step(Event):
     scaler: int | None = None
     had_closure: bool = False
     grads_finite: bool | None = None
+    made_by_hand: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -339,10 +341,7 @@ class HostRead(Event):
 
 @dataclasses.dataclass(slots=True)
 class Loaded(Event):
-    """State was loaded: of an "optimizer", a "schedule", a "scaler", the "random state", a "file".
-
-    With `is_empty`, an optimizer had no state afterwards.
-    """
+    """State of an "optimizer", a "schedule", a "scaler", ...: with `is_empty`, it then had none."""
 
     what: str
     is_empty: bool = False

@@ -274,6 +274,12 @@ def _zero(call: Call, owner: Value) -> Value:
     return owner
 
 
+def _fill(call: Call, owner: Value) -> Value:
+    if _is_gradient(call):
+        call.reader.emit(Act.FILL, call.node, Unknown("p.grad"))
+    return owner
+
+
 def _norm(call: Call, owner: Value) -> Value:
     if _is_gradient(call):
         call.reader.emit(Act.NORM, call.node, owner)
@@ -328,6 +334,8 @@ BY_NAME: dict[str, Callable[[Call, Value], Value]] = {
     "masked_fill_": _replace,
     "norm": _norm,
     "zero_": _zero,
+    "copy_": _fill,
+    "add_": _fill,
     "size": _size,
     "add_param_group": _add_param_group,
     "clip_gradients": lambda call, owner: clip(call, by=owner),

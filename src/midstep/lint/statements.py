@@ -81,10 +81,18 @@ def _gradient_assigned(reader: Reader, node: ast.Assign, target: ast.expr, value
         asks = isinstance(target, ast.Subscript) and bool(ASKS_FINITE.search(words))
         act = Act.REPLACE if asks else Act.ZERO
         reader.emit(act, node, Unknown("p.grad"))
-    elif isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div | ast.Mult):
+    elif isinstance(node.value, ast.BinOp) and _scales(node.value, words):
         reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
     elif ASKS_FINITE.search(text_of(node.value)):
         reader.emit(Act.REPLACE, node, Unknown("p.grad"))
+    else:
+        reader.emit(Act.FILL, node, Unknown("p.grad"))
+
+
+def _scales(value: ast.BinOp, words: str) -> bool:
+    """`p.grad = p.grad / k`, and not `p.grad = total / k`."""
+    is_scaled = isinstance(value.op, ast.Div | ast.Mult)
+    return is_scaled and words in {text_of(value.left), text_of(value.right)}
 
 
 def _rebuilt(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:

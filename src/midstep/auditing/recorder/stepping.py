@@ -114,6 +114,8 @@ def _after_step(recorder: Recorder) -> Callable[..., None]:
                 event.found_inf = number(found_inf)
             if recorder.is_close:
                 event.grads_finite = _all_finite(parameters.grads(have))
+                if have and not recorder.has_new(have):
+                    event.made_by_hand = any(bool(g.any()) for g in parameters.grads(have))
         except FAILURES:
             recorder.num_unmeasured += 1
         recorder.add(event)
@@ -130,7 +132,7 @@ def _all_finite(grads: list[Any]) -> bool | None:
     if len({(g.device, g.dtype) for g in plain}) > 1:
         return all(bool(torch.isfinite(g).all()) for g in plain)
     largest = torch.stack(torch._foreach_norm(plain, math.inf))
-    return bool(torch.isfinite(largest).all())
+    return bool((largest - largest == 0).all())  # inf - inf is nan, as is nan - nan
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:

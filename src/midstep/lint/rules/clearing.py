@@ -95,6 +95,8 @@ def cleared_before_step(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
+    if update.place.events(Act.FILL):
+        return  # what is stepped is made by hand
     found: Event | None = None
     for run in update.step_runs():
         event = _erased(update, run)
@@ -114,8 +116,8 @@ def _erased(update: Update, run: Run) -> Event | None:
         backwards = [n for n in positions(run, Act.BACKWARD) if n < step]
         if not backwards:
             continue
-        for number in range(backwards[-1] + 1, step):
-            event = run.events[number]
+        between = run.events[backwards[-1] + 1 : step]
+        for event in between:
             if event.act is Act.ZERO and update.clears(event):
                 return event
     return None

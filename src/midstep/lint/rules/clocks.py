@@ -121,7 +121,12 @@ def _refuses(run: Run) -> bool:
 
 def _counts_microbatches(schedule: Value | None, length: str) -> bool:
     """Whether the length of a schedule may be counted in microbatches."""
-    if not isinstance(schedule, Schedule) or not schedule.horizon:
+    if not isinstance(schedule, Schedule):
+        return False
+    if schedule.class_name == "LambdaLR":
+        words = text_of(schedule.node)
+        return "len(" in words and not (length and length in words)
+    if not schedule.horizon:
         return False
     text = " ".join(text_of(node) for node in schedule.horizon)
     if "/" in text or (length and length in text):
