@@ -59,7 +59,7 @@ def _clearing(recorder: Recorder, by: str) -> Callable[[Any], Any]:
     def watch(original: Any) -> Any:
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            if recorder.is_active:
+            if recorder.is_active and not recorder.depth:
                 if isinstance(self, torch.nn.Module):
                     keys = recorder.keys_of_module(self)
                 else:
@@ -79,7 +79,7 @@ def _clearing(recorder: Recorder, by: str) -> Callable[[Any], Any]:
 
 def _before_step(recorder: Recorder) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not recorder.is_active:
+        if not recorder.is_active or recorder.depth:
             return
         mine = recorder.know(optimizer)
         recorder.look()
@@ -92,6 +92,10 @@ def _before_step(recorder: Recorder) -> Callable[..., None]:
 def _after_step(recorder: Recorder) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not recorder.is_active:
+            return
+        if recorder.depth:
+            # A hook that steps in the middle of a backward: whose gradients are where is not known.
+            recorder.count_update()
             return
         mine = recorder.know(optimizer)
         has_closure = _has_closure(args, kwargs)
