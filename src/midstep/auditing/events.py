@@ -246,7 +246,7 @@ class Unscale(Event):
 class ScalerStep(Event):
     """`GradScaler.step`, after it: whether the optimizer stepped.
 
-    With `again`, it had been called since the last update and raised.
+    It raised with `again`: the second since the last update; with `is_empty`: no gradient at all.
     """
 
     scaler: int
@@ -254,6 +254,7 @@ class ScalerStep(Event):
     scale: float
     applied: bool = True
     again: bool = False
+    is_empty: bool = False
 
 
 @dataclasses.dataclass(slots=True)

@@ -77,16 +77,27 @@ def _on_gradient(target: ast.expr) -> bool:
 
 def _gradient_assigned(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
     words = text_of(target)
-    if isinstance(value, Const):
-        asks = isinstance(target, ast.Subscript) and bool(ASKS_FINITE.search(words))
-        act = Act.REPLACE if asks else Act.ZERO
-        reader.emit(act, node, Unknown("p.grad"))
+    if isinstance(value, Const) and isinstance(target, ast.Subscript):
+        _some_assigned(reader, node, target)
+    elif isinstance(value, Const):
+        reader.emit(Act.ZERO, node, Unknown("p.grad"))
     elif isinstance(node.value, ast.BinOp) and _scales(node.value, words):
         reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
     elif ASKS_FINITE.search(text_of(node.value)):
         reader.emit(Act.REPLACE, node, Unknown("p.grad"))
     else:
         reader.emit(Act.FILL, node, Unknown("p.grad"))
+
+
+def _some_assigned(reader: Reader, node: ast.Assign, target: ast.Subscript) -> None:
+    """`p.grad[bad] = 0.0` replaces, `p.grad[:] = 0` clears, `p.grad[:9] = 0` freezes some rows."""
+    is_slice = isinstance(target.slice, ast.Slice)
+    asked = text_of(target.slice)
+    asked += "" if is_slice else f" {key_of(reader.evaluate(target.slice))}"
+    if ASKS_FINITE.search(asked):
+        reader.emit(Act.REPLACE, node, Unknown("p.grad"))
+    elif text_of(target.slice) in {":", "..."}:
+        reader.emit(Act.ZERO, node, Unknown("p.grad"))
 
 
 def _scales(value: ast.BinOp, words: str) -> bool:

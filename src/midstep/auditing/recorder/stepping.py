@@ -223,6 +223,9 @@ def _scaler_step(recorder: Recorder) -> Callable[[Any], Any]:
             except RuntimeError as error:
                 event.again = "already been called" in str(error)
                 raise
+            except AssertionError as error:
+                event.is_empty = "No inf checks" in str(error)
+                raise
             finally:
                 recorder.scaler_now = None
                 steps = [e for e in recorder.events[before:] if isinstance(e, Step)]

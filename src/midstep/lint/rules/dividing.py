@@ -318,3 +318,4 @@ def loss_across_rows(update: Update) -> Iterator[Report]:
 
 DIVIDING = (mean_of_means, divided_twice, not_divided, tail_wrong_divisor, loss_across_rows)
 is_full, has_tail, flush_of, accumulates = _is_full, _tail_clause, _flush, _accumulates
+numbers = _numbers
