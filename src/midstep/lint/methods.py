@@ -219,7 +219,7 @@ def _reduced(kind: Kind) -> Callable[[Call, Value], Value]:
 def _divide(call: Call, owner: Value) -> Value:
     divisor = call.get(0, "other") or Unknown("?")
     if _is_gradient(call):
-        call.reader.emit(Act.DIVIDE, call.node, owner, by=divisor)
+        _rescaled(call, owner, divisor)
         return owner
     return divided(owner, divisor, call.node)
 
@@ -227,9 +227,15 @@ def _divide(call: Call, owner: Value) -> Value:
 def _multiply(call: Call, owner: Value) -> Value:
     factor = call.get(0, "other") or Unknown("?")
     if _is_gradient(call):
-        call.reader.emit(Act.DIVIDE, call.node, owner, by=Inverse(factor))
+        _rescaled(call, owner, Inverse(factor))
         return owner
     return multiplied(owner, factor, call.node)
+
+
+def _rescaled(call: Call, owner: Value, by: Value) -> None:
+    words = " ".join(map(text_of, call.node.args))
+    act = Act.CLIP if known.clips_by_hand(words) else Act.DIVIDE
+    call.reader.emit(act, call.node, owner, by=by)
 
 
 def _is_gradient(call: Call) -> bool:

@@ -12,6 +12,7 @@ from .asking import formula_of
 from .conditions import FALSE, TRUE, Ask, Atom, Topic
 from .evaluator import text_of
 from .joining import join_names
+from .known import clips_by_hand
 from .looping import for_loop, while_loop
 from .trace import Act, Attempt, Block, Branch, Exit, Region, is_idle
 from .values import (
@@ -82,7 +83,8 @@ def _gradient_assigned(reader: Reader, node: ast.Assign, target: ast.expr, value
     elif isinstance(value, Const):
         reader.emit(Act.ZERO, node, Unknown("p.grad"))
     elif isinstance(node.value, ast.BinOp) and _scales(node.value, words):
-        reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
+        act = Act.CLIP if clips_by_hand(text_of(node.value)) else Act.DIVIDE
+        reader.emit(act, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
     elif ASKS_FINITE.search(text_of(node.value)):
         reader.emit(Act.REPLACE, node, Unknown("p.grad"))
     else:
@@ -138,7 +140,8 @@ def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
     value = reader.evaluate(node.value)
     if _on_gradient(node.target):
         by = Inverse(value) if isinstance(node.op, ast.Mult) else value
-        reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=by)
+        act = Act.CLIP if clips_by_hand(text_of(node.value)) else Act.DIVIDE
+        reader.emit(act, node, Unknown("p.grad"), by=by)
         return False
     load = _as_read(node.target)
     before = reader.evaluate(load)
