@@ -275,7 +275,9 @@ def _replace(call: Call, owner: Value) -> Value:
 
 
 def _zero(call: Call, owner: Value) -> Value:
-    if _is_gradient(call):
+    func = call.node.func
+    is_part = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Subscript)
+    if _is_gradient(call) and not is_part:
         call.reader.emit(Act.ZERO, call.node, Unknown("p.grad"))
     return owner
 

@@ -10,3 +10,9 @@ for _ in range(6):
     F.cross_entropy(head(emb(torch.randint(20, (8,)))), torch.randint(3, (8,))).backward()
     emb.weight.grad[:10] = 0
     opt.step()
+
+for _ in range(6):
+    opt.zero_grad()
+    F.cross_entropy(head(emb(torch.randint(20, (8,)))), torch.randint(3, (8,))).backward()
+    emb.weight.grad[0].zero_()
+    opt.step()

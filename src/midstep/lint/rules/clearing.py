@@ -59,7 +59,10 @@ def _is_of_another(update: Update, clearing: Event) -> bool:
     if not isinstance(mine.params, Params) or not isinstance(other.params, Params):
         return False
     pairs = [(one, two) for one in mine.params.modules for two in other.params.modules]
-    are_named = all(isinstance(one, Module) and isinstance(two, Module) for one, two in pairs)
+    # Made in sight: what a function gave back may hold the other.
+    are_named = all(
+        isinstance(one, Module) and one.node is not None for pair in pairs for one in pair
+    )
     return are_named and not any(covers(one, two) or covers(two, one) for one, two in pairs)
 
 
