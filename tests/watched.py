@@ -39,7 +39,7 @@ def record(path: Path, text: str) -> Recording:
             pass
         finally:
             os.chdir(before)
-    recording = recorder.recording(is_complete=is_complete)
+        recording = recorder.recording(is_complete=is_complete)  # before it lets go, as the command
     assert recording.num_unmeasured == 0 or "meta" in text
     return recording
 

@@ -1,9 +1,13 @@
 """What looks wrong and is right: none of these may raise an error or a warning."""
 
+from pathlib import Path
+
 import pytest
 
 from midstep.defects import SETUP, Level
-from midstep.lint import Source, lint
+from midstep.lint import Source, lint, read
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "auditing" / "decoys").glob("*.py"))
 
 ACCELERATE = """
 from accelerate import Accelerator
@@ -373,6 +377,12 @@ DECOYS = {
 @pytest.mark.parametrize("name", DECOYS)
 def test_a_loop_that_is_right_raises_nothing(name: str) -> None:
     findings = lint(Source(f"{name}.py", SETUP + DECOYS[name])).findings
+    assert [f for f in findings if f.level is not Level.ADVICE] == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_that_is_run_without_a_finding_is_read_without_one(path: Path) -> None:
+    findings = lint(read(path)).findings
     assert [f for f in findings if f.level is not Level.ADVICE] == []
 
 

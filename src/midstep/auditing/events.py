@@ -246,7 +246,7 @@ class Unscale(Event):
 class ScalerStep(Event):
     """`GradScaler.step`, after it: whether the optimizer stepped.
 
-    With `again`, it had been called since the last update and raised.
+    It raised with `again`: the second since the last update; with `is_empty`: no gradient at all.
     """
 
     scaler: int
@@ -254,6 +254,7 @@ class ScalerStep(Event):
     scale: float
     applied: bool = True
     again: bool = False
+    is_empty: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -287,6 +288,7 @@ class Step(Event):
         scaler: The scaler that called it.
         had_closure: Whether it runs the backward itself.
         grads_finite: Whether all gradients were finite; None where it was not looked at.
+        made_by_hand: Whether there were gradients that are not 0 and that no backward had made.
     """
 
     optimizer: int
@@ -296,6 +298,7 @@ class Step(Event):
     scaler: int | None = None
     had_closure: bool = False
     grads_finite: bool | None = None
+    made_by_hand: bool = False
 
 
 @dataclasses.dataclass(slots=True)
@@ -339,10 +342,7 @@ class HostRead(Event):
 
 @dataclasses.dataclass(slots=True)
 class Loaded(Event):
-    """State was loaded: of an "optimizer", a "schedule", a "scaler", the "random state", a "file".
-
-    With `is_empty`, an optimizer had no state afterwards.
-    """
+    """State of an "optimizer", a "schedule", a "scaler", ...: with `is_empty`, it then had none."""
 
     what: str
     is_empty: bool = False

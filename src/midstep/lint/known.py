@@ -14,6 +14,7 @@ __all__ = [
     "NORMS",
     "OPAQUE_WORDS",
     "PASSED_ON",
+    "clips_by_hand",
     "cuts_rows",
     "is_accumulation_name",
     "is_bar",
@@ -41,6 +42,8 @@ LOSS_FUNCTIONS = {
     *("cosine_embedding_loss", "margin_ranking_loss", "triplet_margin_loss", "multi_margin_loss"),
     *("multilabel_soft_margin_loss", "multilabel_margin_loss"),
 }
+# `p.grad.mul_(clip_coef)`, `p.grad *= max_norm / total_norm`.
+BY_NORM = re.compile(r"norm|clip|coef", re.IGNORECASE)
 CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_with_norm_"}
 NORMS = {"get_total_norm", "total_norm", "_get_total_norm"}
 OPTIMIZERS = {
@@ -194,6 +197,19 @@ def is_accumulation_name(key: str) -> bool:
         (True, False)
     """
     return bool(ACCUMULATION.search(key.rpartition(".")[2]))
+
+
+def clips_by_hand(factor: str) -> bool:
+    """Whether gradients are multiplied by what a norm says, and not by a constant of the loop.
+
+    Args:
+        factor: The words of what they are multiplied by.
+
+    Example:
+        >>> clips_by_hand("max_norm / (total_norm + 1e-6)"), clips_by_hand("1 / accum")
+        (True, False)
+    """
+    return bool(BY_NORM.search(factor))
 
 
 def cuts_rows(over: ast.expr) -> bool:

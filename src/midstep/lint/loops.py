@@ -173,8 +173,6 @@ class Update:
         for event in run.events:
             if event.act is Act.BACKWARD:
                 left = True
-                if event.node in self.feeding:
-                    return True
             elif event.act in {Act.STEP, Act.ELSEWHERE, Act.UNKNOWN}:
                 left = False
         return left

@@ -224,7 +224,7 @@ def _reduced(kind: Kind) -> Callable[[Call, Value], Value]:
 def _divide(call: Call, owner: Value) -> Value:
     divisor = call.get(0, "other") or Unknown("?")
     if _is_gradient(call):
-        call.reader.emit(Act.DIVIDE, call.node, owner, by=divisor)
+        _rescaled(call, owner, divisor)
         return owner
     return divided(owner, divisor, call.node)
 
@@ -232,9 +232,15 @@ def _divide(call: Call, owner: Value) -> Value:
 def _multiply(call: Call, owner: Value) -> Value:
     factor = call.get(0, "other") or Unknown("?")
     if _is_gradient(call):
-        call.reader.emit(Act.DIVIDE, call.node, owner, by=Inverse(factor))
+        _rescaled(call, owner, Inverse(factor))
         return owner
     return multiplied(owner, factor, call.node)
+
+
+def _rescaled(call: Call, owner: Value, by: Value) -> None:
+    words = " ".join(map(text_of, call.node.args))
+    act = Act.CLIP if known.clips_by_hand(words) else Act.DIVIDE
+    call.reader.emit(act, call.node, owner, by=by)
 
 
 def _is_gradient(call: Call) -> bool:
@@ -274,8 +280,16 @@ def _replace(call: Call, owner: Value) -> Value:
 
 
 def _zero(call: Call, owner: Value) -> Value:
-    if _is_gradient(call):
+    func = call.node.func
+    is_part = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Subscript)
+    if _is_gradient(call) and not is_part:
         call.reader.emit(Act.ZERO, call.node, Unknown("p.grad"))
+    return owner
+
+
+def _fill(call: Call, owner: Value) -> Value:
+    if _is_gradient(call):
+        call.reader.emit(Act.FILL, call.node, Unknown("p.grad"))
     return owner
 
 
@@ -333,6 +347,8 @@ BY_NAME: dict[str, Callable[[Call, Value], Value]] = {
     "masked_fill_": _replace,
     "norm": _norm,
     "zero_": _zero,
+    "copy_": _fill,
+    "add_": _fill,
     "size": _size,
     "add_param_group": _add_param_group,
     "clip_gradients": lambda call, owner: clip(call, by=owner),

@@ -12,6 +12,7 @@ from .asking import formula_of
 from .conditions import FALSE, TRUE, Ask, Atom, Topic
 from .evaluator import text_of
 from .joining import chosen, either_context, join_names
+from .known import clips_by_hand
 from .looping import for_loop, while_loop
 from .trace import Act, Attempt, Block, Branch, Exit, Region, is_idle
 from .values import (
@@ -78,14 +79,34 @@ def _on_gradient(target: ast.expr) -> bool:
 
 def _gradient_assigned(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
     words = text_of(target)
-    if isinstance(value, Const):
-        asks = isinstance(target, ast.Subscript) and bool(ASKS_FINITE.search(words))
-        act = Act.REPLACE if asks else Act.ZERO
-        reader.emit(act, node, Unknown("p.grad"))
-    elif isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Div | ast.Mult):
-        reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
+    if isinstance(value, Const) and isinstance(target, ast.Subscript):
+        _some_assigned(reader, node, target)
+    elif isinstance(value, Const):
+        reader.emit(Act.ZERO, node, Unknown("p.grad"))
+    elif isinstance(node.value, ast.BinOp) and _scales(node.value, words):
+        act = Act.CLIP if clips_by_hand(text_of(node.value)) else Act.DIVIDE
+        reader.emit(act, node, Unknown("p.grad"), by=reader.evaluate(node.value.right))
     elif ASKS_FINITE.search(text_of(node.value)):
         reader.emit(Act.REPLACE, node, Unknown("p.grad"))
+    else:
+        reader.emit(Act.FILL, node, Unknown("p.grad"))
+
+
+def _some_assigned(reader: Reader, node: ast.Assign, target: ast.Subscript) -> None:
+    """`p.grad[bad] = 0.0` replaces, `p.grad[:] = 0` clears, `p.grad[:9] = 0` freezes some rows."""
+    is_slice = isinstance(target.slice, ast.Slice)
+    asked = text_of(target.slice)
+    asked += "" if is_slice else f" {key_of(reader.evaluate(target.slice))}"
+    if ASKS_FINITE.search(asked):
+        reader.emit(Act.REPLACE, node, Unknown("p.grad"))
+    elif text_of(target.slice) in {":", "..."}:
+        reader.emit(Act.ZERO, node, Unknown("p.grad"))
+
+
+def _scales(value: ast.BinOp, words: str) -> bool:
+    """`p.grad = p.grad / k`, and not `p.grad = total / k`."""
+    is_scaled = isinstance(value.op, ast.Div | ast.Mult)
+    return is_scaled and words in {text_of(value.left), text_of(value.right)}
 
 
 def _rebuilt(reader: Reader, node: ast.Assign, target: ast.expr, value: Value) -> None:
@@ -120,7 +141,8 @@ def _augmented(reader: Reader, node: ast.AugAssign) -> bool:
     value = reader.evaluate(node.value)
     if _on_gradient(node.target):
         by = Inverse(value) if isinstance(node.op, ast.Mult) else value
-        reader.emit(Act.DIVIDE, node, Unknown("p.grad"), by=by)
+        act = Act.CLIP if clips_by_hand(text_of(node.value)) else Act.DIVIDE
+        reader.emit(act, node, Unknown("p.grad"), by=by)
         return False
     load = _as_read(node.target)
     before = reader.evaluate(load)

@@ -35,6 +35,7 @@ class Act(enum.Enum):
     REDUCE = enum.auto()  # gradients summed over ranks by hand
     DIVIDE = enum.auto()  # gradients divided or multiplied by hand
     REPLACE = enum.auto()  # non-finite gradients replaced
+    FILL = enum.auto()  # gradients made by hand
     READ = enum.auto()  # a tensor copied to the host
     KEEP = enum.auto()  # a loss added to a total
     REPORT = enum.auto()  # a loss added to a log
@@ -317,6 +318,7 @@ LIGHT = {
     Act.HALF,
     Act.GATHER,
     Act.SYNC,
+    Act.FILL,
 }
 
 

@@ -18,7 +18,7 @@ def main():
     for i, (x, y) in enumerate(data()):
         loss = F.cross_entropy(model(x), y) / 4
         loss.backward()
-        if i % 4 == 3:  # expect[lint]: MS105
+        if i % 4 == 3:  # expect: MS105
             optimizer.step()
             optimizer.zero_grad()
 

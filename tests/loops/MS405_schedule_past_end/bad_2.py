@@ -15,4 +15,4 @@ for epoch in range(epochs):
         if (i + 1) % k == 0:
             optimizer.step()
             optimizer.zero_grad()
-            scheduler.step()  # expect[lint]: MS405
+            scheduler.step()  # expect: MS405

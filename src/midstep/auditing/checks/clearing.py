@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...findings import Finding
-from ..events import Backward, Clear, Clip, Place
+from ..events import Backward, Clear, Clip, Place, Step
 from ..history import Discard, History, Update
 from ..source import gate_of, is_periodic
 from .making import close, make
@@ -67,7 +67,14 @@ def _divides_by_window(history: History, update: Update) -> bool:
 
 
 def _before_step(updates: Sequence[Update]) -> Iterator[Finding]:
-    empty = [u for u in updates if not u.backwards and not u.stale and u.discarded]
+    empty = [
+        u
+        for u in updates
+        if not u.backwards
+        and not u.stale
+        and u.discarded
+        and not (isinstance(u.event, Step) and u.event.made_by_hand)
+    ]
     if not empty or len(empty) < 0.5 * len(updates):
         return
     discard = empty[-1].discarded[-1]

@@ -89,7 +89,7 @@ def _every_microbatch(update: Update, clips: list[tuple[int, Clip]]) -> Iterator
         return
     after = [clip for index, clip in clips if index > last[0]]
     place = inside[0][1].place
-    if any(clip.place == place for clip in after) or not _precedes(place, first[1].place):
+    if after:
         yield make(
             "MS201",
             place,
@@ -105,11 +105,6 @@ def _every_microbatch(update: Update, clips: list[tuple[int, Clip]]) -> Iterator
             "none after the last backward.",
             {"num_clips": len(inside)},
         )
-
-
-def _precedes(one: Place | None, other: Place | None) -> bool:
-    same = one is not None and other is not None and one[::2] == other[::2]
-    return same and one.line < other.line  # type: ignore[union-attr]
 
 
 def _before_unscale(

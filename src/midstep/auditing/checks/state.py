@@ -15,6 +15,7 @@ from ..events import (
     Place,
     Recompute,
     Saved,
+    ScalerStep,
     ScalerUpdate,
     Step,
     Tick,
@@ -37,6 +38,14 @@ def check_state(history: History) -> Iterator[Finding]:
     """
     yield from _parameters(history)
     yield from _listed_twice(history)
+    for _, attempt in history.of_kind(ScalerStep):
+        if attempt.is_empty:
+            name = history.optimizers[attempt.optimizer].name
+            yield make(
+                "MS702",
+                attempt.place,
+                f"No parameter of this `{name}` had a gradient, and the scaler's `step` raised.",
+            )
     for _, event in history.of_kind(Recompute):
         if event.drew:
             yield make(

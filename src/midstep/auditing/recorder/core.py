@@ -186,6 +186,10 @@ class Recorder:
         if self._max_updates is not None and self.num_updates >= self._max_updates:
             self.let_go()
 
+    def has_new(self, keys: frozenset[int]) -> bool:
+        """Whether a backward gave some of these parameters a gradient since it was cleared."""
+        return not self._dirty.isdisjoint(keys)
+
     # Looks.
 
     def look(self) -> None:

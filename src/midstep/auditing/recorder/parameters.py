@@ -6,7 +6,7 @@ import dataclasses
 import math
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -148,12 +148,12 @@ class Parameters:
             found = {mark[0]: key for key, mark in self.marks.items() if mark is not None}
             self._by_grad, self._by_memory = (self.marks, found), None
         key = self._by_grad[1].get(id(tensor))
-        if key is not None or type(tensor) is not Tensor or tensor.grad_fn is not None:
+        if key is not None or not _is_plain(tensor) or tensor.grad_fn is not None:
             return key
         # `p.grad.detach()` and `p.grad.data` are other objects on the same memory.
         if self._by_memory is None:
             pairs = [(key, self.param(key).grad) for key in self._by_grad[1].values()]
-            self._by_memory = {_memory(g): key for key, g in pairs if type(g) is Tensor}
+            self._by_memory = {_memory(g): key for key, g in pairs if _is_plain(g)}
         return self._by_memory.get(_memory(tensor))
 
     def grads(self, keys: Iterable[int]) -> list[Tensor]:
@@ -242,6 +242,10 @@ def ratio_of(before: list[float], after: list[float], tolerance: float) -> float
     if not size:
         return 0.0
     return ratio if rest <= (tolerance**2) * size else math.nan
+
+
+def _is_plain(tensor: Any) -> TypeGuard[Tensor]:
+    return type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def _memory(tensor: Tensor) -> tuple[int, torch.Size]:

@@ -59,7 +59,7 @@ def _clearing(recorder: Recorder, by: str) -> Callable[[Any], Any]:
     def watch(original: Any) -> Any:
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(self, *args, **kwargs)
-            if recorder.is_active:
+            if recorder.is_active and not recorder.depth:
                 if isinstance(self, torch.nn.Module):
                     keys = recorder.keys_of_module(self)
                 else:
@@ -79,7 +79,7 @@ def _clearing(recorder: Recorder, by: str) -> Callable[[Any], Any]:
 
 def _before_step(recorder: Recorder) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not recorder.is_active:
+        if not recorder.is_active or recorder.depth:
             return
         mine = recorder.know(optimizer)
         recorder.look()
@@ -92,6 +92,10 @@ def _before_step(recorder: Recorder) -> Callable[..., None]:
 def _after_step(recorder: Recorder) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not recorder.is_active:
+            return
+        if recorder.depth:
+            # A hook that steps in the middle of a backward: whose gradients are where is not known.
+            recorder.count_update()
             return
         mine = recorder.know(optimizer)
         has_closure = _has_closure(args, kwargs)
@@ -114,6 +118,8 @@ def _after_step(recorder: Recorder) -> Callable[..., None]:
                 event.found_inf = number(found_inf)
             if recorder.is_close:
                 event.grads_finite = _all_finite(parameters.grads(have))
+                if have and not recorder.has_new(have):
+                    event.made_by_hand = any(bool(g.any()) for g in parameters.grads(have))
         except FAILURES:
             recorder.num_unmeasured += 1
         recorder.add(event)
@@ -130,7 +136,7 @@ def _all_finite(grads: list[Any]) -> bool | None:
     if len({(g.device, g.dtype) for g in plain}) > 1:
         return all(bool(torch.isfinite(g).all()) for g in plain)
     largest = torch.stack(torch._foreach_norm(plain, math.inf))
-    return bool(torch.isfinite(largest).all())
+    return bool((largest - largest == 0).all())  # inf - inf is nan, as is nan - nan
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
@@ -216,6 +222,9 @@ def _scaler_step(recorder: Recorder) -> Callable[[Any], Any]:
                 result = original(self, optimizer, *args, **kwargs)
             except RuntimeError as error:
                 event.again = "already been called" in str(error)
+                raise
+            except AssertionError as error:
+                event.is_empty = "No inf checks" in str(error)
                 raise
             finally:
                 recorder.scaler_now = None

@@ -59,7 +59,10 @@ def _is_of_another(update: Update, clearing: Event) -> bool:
     if not isinstance(mine.params, Params) or not isinstance(other.params, Params):
         return False
     pairs = [(one, two) for one in mine.params.modules for two in other.params.modules]
-    are_named = all(isinstance(one, Module) and isinstance(two, Module) for one, two in pairs)
+    # Made in sight: what a function gave back may hold the other.
+    are_named = all(
+        isinstance(one, Module) and one.node is not None for pair in pairs for one in pair
+    )
     return are_named and not any(covers(one, two) or covers(two, one) for one, two in pairs)
 
 
@@ -95,6 +98,8 @@ def cleared_before_step(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
+    if update.place.events(Act.FILL):
+        return  # what is stepped is made by hand
     found: Event | None = None
     for run in update.step_runs():
         event = _erased(update, run)
@@ -114,8 +119,8 @@ def _erased(update: Update, run: Run) -> Event | None:
         backwards = [n for n in positions(run, Act.BACKWARD) if n < step]
         if not backwards:
             continue
-        for number in range(backwards[-1] + 1, step):
-            event = run.events[number]
+        between = run.events[backwards[-1] + 1 : step]
+        for event in between:
             if event.act is Act.ZERO and update.clears(event):
                 return event
     return None

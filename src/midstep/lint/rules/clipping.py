@@ -138,13 +138,21 @@ def _scaled_clip(update: Update, run: Run) -> Event | bool | None:
             )
             if not both_made or event.subject is update.optimizer:
                 return True
-        elif event.act in {Act.DIVIDE, Act.UNKNOWN}:
+        elif event.act in {Act.DIVIDE, Act.FILL, Act.UNKNOWN}:
             return True
-        elif event.act is Act.CLIP and scaled and not event.calm:
+        elif event.act is Act.CLIP and scaled and not event.calm and not _scales_limit(event):
             later = [s for s in update.steps_in(run) if s > number]
             if later and _is_scaler(run.events[later[0]]) and update.touches(event.subject):
                 return event
     return None
+
+
+def _scales_limit(event: Event) -> bool:
+    """`clip_grad_norm_(params, 1.0 * scaler.get_scale())` compares like with like."""
+    arguments = getattr(event.node, "args", [])[1:] + [
+        keyword.value for keyword in getattr(event.node, "keywords", ())
+    ]
+    return any("scale" in text_of(argument) for argument in arguments)
 
 
 def before_ranks_summed(update: Update) -> Iterator[Report]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
 from collections.abc import Iterator
 
@@ -14,6 +15,7 @@ from ..sameness import same
 from ..trace import Act, Event, Loop, Run, walk
 from ..values import Const, Length, Scaler, Schedule, Unknown, Value, key_of
 from ..values import Iterator as Iterates
+from .dividing import numbers
 from .report import Report, at, positions, words
 
 __all__ = ["CLOCKS"]
@@ -124,7 +126,12 @@ def _refuses(run: Run) -> bool:
 
 def _counts_microbatches(schedule: Value | None, length: str) -> bool:
     """Whether the length of a schedule may be counted in microbatches."""
-    if not isinstance(schedule, Schedule) or not schedule.horizon:
+    if not isinstance(schedule, Schedule):
+        return False
+    if schedule.class_name == "LambdaLR":
+        words = text_of(schedule.node)
+        return "len(" in words and not (length and length in words)
+    if not schedule.horizon:
         return False
     text = " ".join(text_of(node) for node in schedule.horizon)
     if "/" in text or (length and length in text):
@@ -175,6 +182,8 @@ def several_times(update: Update) -> Iterator[Report]:
         if not isinstance(node, Loop) or not isinstance(node.iterator, Iterates):
             continue
         words_of_length = key_of(node.iterator.length)
+        if words_of_length == "1":
+            continue
         events = [part for part in walk(node.body) if isinstance(part, Event)]
         ticks = [e for e in events if e.act is Act.TICK and _is_mine(update, e)]
         if not ticks or any(event.act is Act.STEP for event in events):
@@ -255,15 +264,28 @@ def _never_ends(update: Update) -> Iterator[Report]:
             continue
         if schedule.optimizer is not None and not same(schedule.optimizer, update.optimizer):
             continue
-        text = " ".join(text_of(node) for node in schedule.horizon)
+        # A name stands for the product it was given.
+        values = [key_of(value) for value in schedule.horizon_values if isinstance(value, Unknown)]
+        text = " ".join([*map(text_of, schedule.horizon), *values])
         divided = "/" in text or "ceil" in text or (update.length and update.length in text)
-        if re.search(r"\blen\(", text) and not divided:
+        if (re.search(r"\blen\(", text) and not divided) or _is_number_of_batches(update, schedule):
             yield Report(
                 "MS405",
                 event.node,
                 f"{at(event)} runs once {unit}, and {words(schedule.node)} counts batches.",
             )
             return
+
+
+def _is_number_of_batches(update: Update, schedule: Schedule) -> bool:
+    """Whether the length is a number: that of all batches of all passes, where both are known."""
+    length, batches = numbers(update)
+    passes = [getattr(outer.iterator, "length", None) for outer in update.place.outer]
+    known = [value.value for value in passes if isinstance(value, Const)]
+    given = [value.value for value in schedule.horizon_values if isinstance(value, Const)]
+    if not length or not batches or len(known) != len(passes) or len(given) != 1:
+        return False
+    return 1 < length < batches and given[0] == math.prod([batches, *known])
 
 
 def _late_ticks(update: Update) -> Iterator[tuple[Event, str]]:

@@ -32,6 +32,12 @@ def _accumulates(update: Update) -> bool:
     return update.is_flat or (update.is_nested and _inner_is_window(update))
 
 
+def _in_window(update: Update, event: Event) -> bool:
+    """Whether a backward runs with every microbatch, and not once beside the inner loop."""
+    inner = update.place.inner
+    return not update.is_nested or inner is None or event in set(walk(inner.body))
+
+
 def _inner_is_window(update: Update) -> bool:
     """Whether the inner loop is over microbatches, not over the terms of one loss."""
     inner = update.place.inner
@@ -57,6 +63,8 @@ def mean_of_means(update: Update) -> Iterator[Report]:
     for event, loss in update.losses():
         if loss is None or not loss.unequal or loss.kind is not Kind.MEAN:
             continue
+        if not _in_window(update, event):
+            continue
         if any(isinstance(divisor, WindowSum) for divisor, _ in loss.divisors):
             continue
         by = next((k for k, n in loss.divisors if update.divides_by_length(k, n)), None)
@@ -69,7 +77,6 @@ def mean_of_means(update: Update) -> Iterator[Report]:
             f"{words(loss.node)} is a mean whose number of targets changes ({loss.unequal}), and "
             f"it is {how}, the same for every microbatch.",
         )
-        del event
 
 
 def divided_twice(update: Update) -> Iterator[Report]:
@@ -149,7 +156,7 @@ def not_divided(update: Update) -> Iterator[Report]:
         update: One optimizer in one place.
     """
     is_window = update.is_flat or (update.is_nested and update.is_named)
-    if not is_window or update.place.is_opaque() or update.place.events(Act.DIVIDE):
+    if not is_window or update.place.is_opaque() or update.place.events(Act.DIVIDE, Act.FILL):
         return
     if _changes_rate(update):
         return
@@ -157,6 +164,8 @@ def not_divided(update: Update) -> Iterator[Report]:
     if len(losses) != 1:
         return
     event, loss = losses[0]
+    if not _in_window(update, event):
+        return
     if loss is None or loss.kind is not Kind.MEAN or loss.divisors or loss.scaled:
         return
     if isinstance(event.by, Accelerator) and event.by.num_steps is not None:
@@ -203,7 +212,7 @@ def tail_wrong_divisor(update: Update) -> Iterator[Report]:
         if loss is None:
             continue
         for divisor, node in loss.divisors:
-            if key_of(divisor) == update.length:
+            if key_of(divisor) == update.length and not _changes(update, update.length):
                 how = "steps on the last batch, too" if tail else "is stepped after the loop"
                 yield Report(
                     "MS104",
@@ -268,11 +277,21 @@ def _flush(update: Update) -> Event | None:
     return None
 
 
+def _changes(update: Update, name: str) -> bool:
+    """Whether the loop itself gives another length to its last window."""
+    loop = update.place.loop
+    stores = (ast.Name, ast.Attribute)
+    return loop is not None and any(
+        isinstance(node, stores) and isinstance(node.ctx, ast.Store) and text_of(node) == name
+        for node in ast.walk(loop.node)
+    )
+
+
 def _mended(update: Update) -> bool:
     """Whether gradients are multiplied by hand before the step: by what is missing, perhaps."""
     around = [node for node in update.place.after() if not isinstance(node, Loop)]
     nodes = (*update.place.nodes(), *walk(Block(list(around))))
-    return any(isinstance(node, Event) and node.act is Act.DIVIDE for node in nodes)
+    return any(isinstance(node, Event) and node.act in {Act.DIVIDE, Act.FILL} for node in nodes)
 
 
 def _as_block(node: Node) -> Block:
@@ -287,8 +306,8 @@ def loss_across_rows(update: Update) -> Iterator[Report]:
     """
     if not (_accumulates(update) or update.is_accelerated):
         return
-    for _, loss in update.losses():
-        if loss is not None and loss.across_rows:
+    for event, loss in update.losses():
+        if loss is not None and loss.across_rows and _in_window(update, event):
             yield Report(
                 "MS114",
                 loss.node,
@@ -299,3 +318,4 @@ def loss_across_rows(update: Update) -> Iterator[Report]:
 
 DIVIDING = (mean_of_means, divided_twice, not_divided, tail_wrong_divisor, loss_across_rows)
 is_full, has_tail, flush_of, accumulates = _is_full, _tail_clause, _flush, _accumulates
+numbers = _numbers

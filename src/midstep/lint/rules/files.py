@@ -35,13 +35,35 @@ def recompute(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
             for keyword in node.keywords:
-                if keyword.arg == "preserve_rng_state" and _is_false(keyword.value):
+                if (
+                    keyword.arg == "preserve_rng_state"
+                    and _is_false(keyword.value)
+                    and not _has_no_dropout(source.tree, node)
+                ):
                     yield _recompute(node, Edit(keyword.value, "True"))
         elif isinstance(node, ast.Dict):
             for key, value in zip(node.keys, node.values, strict=True):
                 is_it = isinstance(key, ast.Constant) and key.value == "preserve_rng_state"
                 if is_it and _is_false(value):
                     yield _recompute(node, Edit(value, "True"))
+
+
+def _has_no_dropout(tree: ast.AST, call: ast.Call) -> bool:
+    """Whether what is recomputed is made of torch's layers in sight, and of none that draws."""
+    block = call.args[0] if call.args else None
+    if not isinstance(block, ast.Name):
+        return False
+    made = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and any(text_of(t) == block.id for t in node.targets)
+    ]
+    return bool(made) and all(
+        isinstance(value, ast.Call)
+        and text_of(value.func).startswith(("nn.", "torch.nn."))
+        and "ropout" not in text_of(value)
+        for value in made
+    )
 
 
 def _is_false(node: ast.expr) -> bool:

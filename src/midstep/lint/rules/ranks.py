@@ -43,7 +43,7 @@ def local_denominator(update: Update) -> Iterator[Report]:
         update: One optimizer in one place.
     """
     model = _replicated(update)
-    if model is None or update.place.events(Act.DIVIDE, Act.REDUCE):
+    if model is None or update.place.events(Act.DIVIDE, Act.FILL, Act.REDUCE):
         return
     for _, loss in update.losses():
         if loss is None:

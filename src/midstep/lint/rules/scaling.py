@@ -205,7 +205,7 @@ def stepped_scaled(update: Update) -> Iterator[Report]:
         update: One optimizer in one place.
     """
     place = update.place
-    if place.events(Act.UNSCALE, Act.DIVIDE, Act.UNKNOWN) or update.is_accelerated:
+    if place.events(Act.UNSCALE, Act.DIVIDE, Act.FILL, Act.UNKNOWN) or update.is_accelerated:
         return
     if any(step.by is not None for step in update.steps):
         return
