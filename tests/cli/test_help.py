@@ -29,6 +29,12 @@ def test_torch_stays_out_until_something_is_trained(arguments: tuple[str, ...]) 
     assert not {"torch", "numpy", "sympy"} & modules
 
 
+def test_a_command_is_loaded_without_the_others() -> None:
+    modules = tiny.loaded_by("audit", "no_such_script.py")
+    assert "midstep.cli.audit" in modules
+    assert not {"midstep.cli.train", "midstep.cli.plan", "midstep.cli.report"} & modules
+
+
 def test_help_explains_every_option_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert tiny.run("train", "--help") == 0
     text = " ".join(re.sub("[^!-~ ]", " ", capsys.readouterr().out).split())

@@ -148,10 +148,11 @@ def test_a_comment_that_names_no_defect_is_told(
 
 
 @pytest.mark.usefixtures("folder")
-def test_linting_does_not_import_torch() -> None:
+def test_linting_imports_neither_torch_nor_typer_nor_other_commands() -> None:
     program = (
         "import sys\nfrom midstep.cli import run\ncode = run(['lint', 'bad.py'])\n"
-        "assert not {'torch', 'numpy'} & set(sys.modules)\nsys.exit(code)"
+        "assert not {'torch', 'numpy', 'typer', 'midstep.cli.train'} & set(sys.modules)\n"
+        "sys.exit(code)"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

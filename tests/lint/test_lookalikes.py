@@ -285,3 +285,25 @@ for i, (x, y) in enumerate(loader):
 """
     findings = lint(Source("train.py", SETUP + text)).findings
     assert "MS504" not in {finding.defect.code for finding in findings}
+
+
+def test_gradients_that_are_divided_with_every_microbatch_are_told() -> None:
+    text = """
+def scale_all(parameters, factor):
+    for p in parameters:
+        if p.grad is not None:
+            p.grad.data.mul_(factor)
+
+
+for i, (x, y) in enumerate(loader):
+    F.mse_loss(model(x), y, reduction="sum").backward()
+    scale_all(model.parameters(), 1 / len(x))
+    if (i + 1) % args.k == 0 or i == len(loader) - 1:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    findings = lint(Source("train.py", SETUP + text)).findings
+    assert [f.defect.code for f in findings if f.level is Level.ERROR] == ["MS102"]
+    last = text.replace("    scale_all(", "    if (i + 1) % args.k == 0:\n        scale_all(")
+    findings = lint(Source("train.py", SETUP + last)).findings
+    assert "MS102" not in {finding.defect.code for finding in findings}

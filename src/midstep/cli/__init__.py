@@ -6,73 +6,10 @@ was stopped by one. What goes wrong is one line on stderr.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
-
-import typer
-
-from .. import __version__
-from .audit import SETTINGS, audit
-from .choices import batch, threshold
-from .compare import compare
-from .explain import explain
-from .failures import FINE, period
-from .figures import figures
-from .launch import Launch, Speaker
-from .lint import lint, lint_directly
-from .lr_range import lr_range
-from .plan import plan
-from .report import report
-from .schedule import schedule
-from .train import train
-from .verify import verify
 
 __all__ = ["main", "run"]
-
-# No completion: it would add two options to every page of help.
-app = typer.Typer(
-    name="midstep",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-app.command()(train)
-app.command()(lr_range)
-app.command()(compare)
-app.command()(threshold)
-app.command()(batch)
-app.command()(schedule)
-app.command(context_settings=SETTINGS)(audit)
-app.command()(figures)
-app.command()(verify)
-app.command()(lint)
-app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    add_help_option=False,
-)(lint)
-app.command()(explain)
-app.command()(report)
-app.command()(plan)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"midstep {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def midstep(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and stop."
-        ),
-    ] = False,
-) -> None:
-    """Everything between backward() and optimizer.step(), exactly."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -89,20 +26,13 @@ def run(arguments: Sequence[str]) -> int:
         midstep ...
         0
     """
-    if arguments[:1] == ["lint"]:
+    if arguments[:1] == ["lint"]:  # without typer, which takes longer to load than most linting
+        from .lint import lint_directly
+
         return lint_directly(arguments[1:])
-    try:
-        code = app(list(arguments), prog_name="midstep", standalone_mode=False)
-    except typer.TyperException as error:
-        if (message := error.format_message()) != "":  # it is empty where help was printed instead
-            # typer puts this before what it takes from an enum.
-            message = message.replace("Value error, ", "")
-            command = getattr(getattr(error, "ctx", None), "command_path", "midstep")
-            is_alone = command != "midstep train"  # no other command knows of ranks
-            with Speaker(Launch() if is_alone else Launch.of(os.environ)) as speaker:
-                speaker(f"{period(message)} See `{command} --help`.", error)
-        return error.exit_code
-    return code if isinstance(code, int) else FINE
+    from .application import invoke
+
+    return invoke(arguments)
 
 
 def main() -> None:

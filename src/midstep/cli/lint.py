@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import typer
-
 from .. import __version__
 from ..findings import Finding, Format, Selection, exit_code, render
 from .failures import FAILED, attempt, fail, period
@@ -18,17 +16,12 @@ if TYPE_CHECKING:
     from ..lint import Source
     from ..lint.settings import Settings
 
-__all__ = ["lint", "lint_directly"]
+__all__ = ["lint_directly"]
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(f"{period(message[:1].upper() + message[1:])} See `midstep lint --help`.")
-
-
-def lint(arguments: typer.Context) -> int:
-    """Find defects of training loops in their text, without running anything."""
-    return lint_directly(arguments.args)
 
 
 def lint_directly(arguments: Sequence[str]) -> int:

@@ -48,7 +48,7 @@ for first in range(0, len(loader), k):
         level=Level.ERROR,
         why="Two places each own the division: the loss is already a mean over the window, or the "
         "framework's backward divides, and the loop divides by the number of microbatches as "
-        "well.",
+        "well. Or `.grad` itself is divided with every microbatch, and holds those before it, too.",
         effect="The gradient is k times too small. With SGD so is the rate; clipping, which "
         "compares the norm with a threshold, almost never fires.",
         fix="Keep one division: over the targets of the window, or by the framework.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -27,6 +28,7 @@ from .making import make
 __all__ = ["check_cost", "check_state"]
 
 MIN_UPDATES = 3  # before a parameter without a gradient is spoken of
+GROWING = 4  # passes in a row with more graphs alive than the one before
 MIN_KEPT = 3
 
 
@@ -202,12 +204,22 @@ def check_cost(history: History) -> Iterator[Finding]:
     for number, optimizer in history.optimizers.items():
         if optimizer.takes_fused and number in stepped:
             yield make("MS802", optimizer.place, f"`{optimizer.name}` runs without `fused=True`.")
+    yield from _check_graphs(history)
+
+
+def _check_graphs(history: History) -> Iterator[Finding]:
+    """A loop that names several losses keeps as many graphs in every pass; a total, ever more."""
+    kept: dict[Place | None, list[int]] = {}
     for _, backward in history.of_kind(Backward):
-        if backward.num_kept >= MIN_KEPT:
+        passes = kept.setdefault(backward.place, [])
+        passes.append(backward.num_kept)
+        before = passes[-GROWING:]
+        grows = len(before) == GROWING and all(a < b for a, b in itertools.pairwise(before))
+        if grows and backward.num_kept >= MIN_KEPT:
             yield make(
                 "MS803",
                 total_of(backward.place),
                 f"The graphs of `{backward.num_kept}` losses that were stepped are still alive.",
                 {"num_kept": backward.num_kept},
             )
-            break
+            return

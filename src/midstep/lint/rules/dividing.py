@@ -23,7 +23,7 @@ from ..values import (
 from ..values import (
     Iterator as Iterates,
 )
-from .report import Report, at, words
+from .report import Report, at, positions, words
 
 __all__ = ["DIVIDING"]
 
@@ -124,6 +124,31 @@ def _gradients_divided(update: Update) -> Event | None:
     events = update.place.events(Act.DIVIDE)
     is_it = len(events) == 1 and key_of(events[0].by) == update.length
     return events[0] if is_it else None
+
+
+def gradients_divided(update: Update) -> Iterator[Report]:
+    """MS102: `.grad` is divided with every microbatch, and holds those before it as well.
+
+    Args:
+        update: One optimizer in one place.
+    """
+    if not update.is_flat or not update.is_only:
+        return
+    found: Event | None = None
+    for run in update.inside_runs():
+        for last in positions(run, Act.BACKWARD)[-1:]:
+            after = run.events[last:]
+            if any(event.act in {Act.ZERO, Act.UNKNOWN} for event in after):
+                return
+            found = found or next((event for event in after if event.act is Act.DIVIDE), None)
+    if found is None:
+        return
+    yield Report(
+        "MS102",
+        found.node,
+        f"{at(found)} changes the gradients of all microbatches of the window so far, with each of "
+        f"`{update.length or 'k'}`: those of the first most often.",
+    )
 
 
 def _twice(node: ast.AST, first: Value, second: Value) -> Report:
@@ -316,6 +341,13 @@ def loss_across_rows(update: Update) -> Iterator[Report]:
             )
 
 
-DIVIDING = (mean_of_means, divided_twice, not_divided, tail_wrong_divisor, loss_across_rows)
+DIVIDING = (
+    mean_of_means,
+    divided_twice,
+    gradients_divided,
+    not_divided,
+    tail_wrong_divisor,
+    loss_across_rows,
+)
 is_full, has_tail, flush_of, accumulates = _is_full, _tail_clause, _flush, _accumulates
 numbers = _numbers
