@@ -68,7 +68,7 @@ class ThresholdAdvice:
                 "run, so one number is right for a part of it only: a threshold that follows a "
                 "schedule, or `ByQuantile`, moves along."
             )
-        if self.outliers > 0:
+        elif self.outliers > 0:  # of a norm that drifts, the early ones would be called so
             lines.append(
                 f"{self.outliers:.2%} of the norms stand apart from the rest. A threshold at "
                 f"{nearly_all:.3g} shrinks the largest and leaves the others alone; `SkipSpike` "

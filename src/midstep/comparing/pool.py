@@ -70,6 +70,9 @@ def run_cells(
                     _reap(process)
                     on_end(cell, _ended(cell, process))
             time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt as error:
+        error.add_note("What was run is kept; the same command goes on.")
+        raise
     finally:
         for _, process in running.values():
             process.terminate()  # a cell saves as it goes, so that it goes on from there
