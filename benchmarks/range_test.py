@@ -4,12 +4,13 @@ Run by hand; the recipe `language` takes most of the time:
 
     OMP_NUM_THREADS=2 python benchmarks/range_test.py            # all recipes, both optimizers
     OMP_NUM_THREADS=2 python benchmarks/range_test.py digits     # one of them
+    OMP_NUM_THREADS=2 python benchmarks/range_test.py --schedule # under the recipe's own schedule
 
 For each recipe and optimizer: a range test of three sweeps of 100 points, of twice as many points
-while its confidence is low or it finds no fall; then whole trainings of 400 updates under the
-recipe's own schedule with its peak at a third of the upper bound, at the bound, at three times the
-bound, and at the ceiling, from three seeds (`language` from one). Two rates are equal when the mean
-difference within seeds is smaller than its 95 % interval.
+while its confidence is low or it finds no fall; then whole trainings of 400 updates at a third of
+the upper bound, at the bound, at three times the bound, and at the ceiling, from three seeds
+(`language` from one). The rate is constant, or with `--schedule` the peak of the recipe's schedule.
+Two rates are equal when the mean difference within seeds is smaller than its 95 % interval.
 
 Before that the curves of `tests/data/curves`, read here and by the rules of fastai 2.8 (valley),
 Lightning 2.6 and torch-lr-finder 0.2, as their sources state them.
@@ -51,14 +52,16 @@ def adamw(model: nn.Module, lr: float) -> torch.optim.Optimizer:
 OPTIMIZERS: dict[str, Make] = {"SGD, momentum 0.9": sgd, "AdamW": adamw}
 
 
-def made(name: str, make: Make, lr: float, seed: int) -> tuple[ms.Recipe, ms.Updater]:
+def made(
+    name: str, make: Make, lr: float, seed: int, *, scheduled: bool = False
+) -> tuple[ms.Recipe, ms.Updater]:
     recipe = dataclasses.replace(load_recipe(name, seed=seed), optimizer=make)
     updater = ms.Updater(
         recipe.model,
         recipe.optimizer(recipe.model, lr),
         clip=recipe.clip,
         nonfinite=ms.Skip(),
-        schedule=None if recipe.schedule is None else recipe.schedule(STEPS),
+        schedule=recipe.schedule(STEPS) if scheduled and recipe.schedule is not None else None,
     )
     return recipe, updater
 
@@ -85,9 +88,9 @@ def swept(name: str, make: Make) -> RangeTest:
         num_updates *= 2
 
 
-def trained(name: str, make: Make, lr: float, seed: int) -> float:
-    """Held-out loss after 400 updates with this peak; inf for a run that was lost."""
-    recipe, updater = made(name, make, lr, seed)
+def trained(name: str, make: Make, lr: float, seed: int, *, scheduled: bool) -> float:
+    """Held-out loss after 400 updates at this rate; inf for a run that was lost."""
+    recipe, updater = made(name, make, lr, seed, scheduled=scheduled)
     num_lost = 0
     while updater.clock.step < STEPS:
         for window in updater.windows(
@@ -108,7 +111,7 @@ def trained(name: str, make: Make, lr: float, seed: int) -> float:
     return held_out.loss_mean if math.isfinite(held_out.loss_mean) else math.inf
 
 
-def bench_setting(name: str, label: str) -> bool:
+def bench_setting(name: str, label: str, *, scheduled: bool) -> bool:
     """Print one setting; say whether the upper bound beats or equals both of its neighbours."""
     make, started = OPTIMIZERS[label], time.perf_counter()
     found = swept(name, make)
@@ -120,7 +123,10 @@ def bench_setting(name: str, label: str) -> bool:
     rates = {"upper": upper, "upper / 3": upper / 3, "3 upper": 3 * upper}
     rates["ceiling"] = reading.ceiling.lr
     seeds = range(1 if name == "language" else 3)
-    losses = {what: [trained(name, make, lr, seed) for seed in seeds] for what, lr in rates.items()}
+    losses = {
+        what: [trained(name, make, lr, seed, scheduled=scheduled) for seed in seeds]
+        for what, lr in rates.items()
+    }
     points = len(found.curves[0].lr)
     print(f"\n{name}, {label}: read from 3 sweeps of up to {points} points, {reading.confidence}")
     is_good = True
@@ -135,9 +141,9 @@ def bench_setting(name: str, label: str) -> bool:
     return is_good
 
 
-def bench_trainings(names: list[str]) -> None:
+def bench_trainings(names: list[str], *, scheduled: bool) -> None:
     settings = [(name, label) for name in names for label in OPTIMIZERS]
-    good = sum(bench_setting(name, label) for name, label in settings)
+    good = sum(bench_setting(name, label, scheduled=scheduled) for name, label in settings)
     print(f"the upper bound beats or equals both neighbours in {good} of {len(settings)}")
 
 
@@ -204,4 +210,5 @@ def bench_curves() -> None:
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     bench_curves()
-    bench_trainings(sys.argv[1:] or list(BUILT_IN))
+    names = [name for name in sys.argv[1:] if name != "--schedule"]
+    bench_trainings(names or list(BUILT_IN), scheduled="--schedule" in sys.argv)

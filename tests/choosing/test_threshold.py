@@ -99,6 +99,14 @@ def test_a_rule_that_would_have_ended_the_run_says_when() -> None:
     assert found.ended == 11
 
 
+def test_norms_that_are_all_0_are_refused_and_some_that_are_do_no_harm() -> None:
+    with pytest.raises(ValueError, match="all 30 norms are 0"):
+        advise_threshold([0.0] * 30)
+    mostly = [0.0] * 25 + [1.0, 2.0, 3.0]
+    for rule in usual_rules(advise_threshold(mostly), has_tensors=True):
+        assert shadow(rule, mostly, [1.0] * 28, tensor_norms=[[n] for n in mostly]).clipped <= 1.0
+
+
 def test_every_usual_rule_has_a_shadow_and_quantile_thresholds_clip_their_share() -> None:
     norms = norms_of(400)
     advice = advise_threshold(norms)

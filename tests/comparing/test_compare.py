@@ -111,6 +111,8 @@ def test_a_comparison_that_is_killed_takes_its_runs_along_and_goes_on_to_the_sam
         (["--vary", "lr=1,2", "--vary", "lr=3"], "names an option twice"),
         (["--vary", "lr=1,2", "--lr", "3"], "both varied and given"),
         (["--vary", "lr=-1,2"], "greater than 0"),
+        (["--vary", "size=0,1"], "at least 1"),
+        (["--vary", "targets=0,5"], "at least 1"),
         (["--vary", "lr=1,2", "--seeds", "0"], "at least 1"),
         (["--vary", "lr=1,2", "--jobs", "0"], "at least 1"),
         (["--vary", "warmup=1,2"], "without `--schedule`"),

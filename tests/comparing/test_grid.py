@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from midstep.cli.options import Options
+from midstep.cli.options import Options, ScheduleName
 from midstep.comparing.grid import Grid, Variant, parse_axis
 
 
@@ -59,3 +59,16 @@ def test_what_is_varied_cannot_be_given_too() -> None:
         grid_of(axes={})
     with pytest.raises(ValueError, match="at least 1"):
         grid_of(num_seeds=0)
+
+
+def test_a_warm_up_may_be_common_to_schedules_that_are_varied() -> None:
+    axes = {"schedule": [ScheduleName.COSINE, ScheduleName.LINEAR]}
+    cells = grid_of(axes=axes, common={"warmup": 3}).cells(steps=lambda _: 10)
+    assert {(cell.options.schedule, cell.options.warmup) for cell in cells} == {
+        (ScheduleName.COSINE, 3),
+        (ScheduleName.LINEAR, 3),
+    }
+    with pytest.raises(ValueError, match="both varied and given"):
+        grid_of(axes={"warmup": [1, 2]}, common={"warmup": 3})
+    with pytest.raises(ValueError, match="without `--schedule`"):
+        grid_of(axes={"lr": [0.1]}, common={"warmup": 3}).cells(steps=lambda _: 10)

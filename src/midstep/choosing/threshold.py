@@ -68,7 +68,7 @@ class ThresholdAdvice:
                 "run, so one number is right for a part of it only: a threshold that follows a "
                 "schedule, or `ByQuantile`, moves along."
             )
-        if self.outliers > 0:
+        elif self.outliers > 0:  # of a norm that drifts, the early ones would be called so
             lines.append(
                 f"{self.outliers:.2%} of the norms stand apart from the rest. A threshold at "
                 f"{nearly_all:.3g} shrinks the largest and leaves the others alone; `SkipSpike` "
@@ -88,7 +88,7 @@ def advise_threshold(norms: Sequence[float]) -> ThresholdAdvice:
         norms: Of applied updates, in their order.
 
     Raises:
-        ValueError: Fewer than 20 are finite.
+        ValueError: Fewer than 20 are finite, or all are 0.
 
     Example:
         >>> advice = advise_threshold([float(n) for n in range(1, 102)])
@@ -101,6 +101,11 @@ def advise_threshold(norms: Sequence[float]) -> ThresholdAdvice:
         raise ValueError(
             f"{len(finite)} finite norms before clipping, of {len(values)}: fewer than "
             f"{_MIN_NORMS} say nothing about a threshold. Train longer"
+        )
+    if not finite.max() > 0:
+        raise ValueError(
+            f"all {len(finite)} norms are 0: no gradient reached the parameters, and no threshold "
+            "would have clipped anything. Look for frozen parameters or a masked loss"
         )
     third = max(1, len(finite) // 3)
     first, last = (float(np.median(part)) for part in (finite[:third], finite[-third:]))
@@ -214,9 +219,9 @@ def usual_rules(advice: ThresholdAdvice, *, has_tensors: bool) -> list[Rule]:
         advice: Whose quantiles become fixed thresholds.
         has_tensors: Whether the norm of each tensor is known.
     """
-    at = advice.quantiles
+    fixed = sorted({float(f"{advice.quantiles[q]:.3g}") for q in (0.5, 0.9, 0.99)} - {0.0})
     rules: list[Rule] = [
-        *(ByGlobalNorm(float(f"{at[q]:.3g}")) for q in (0.5, 0.9, 0.99)),
+        *(ByGlobalNorm(norm) for norm in fixed),
         ByQuantile(0.9, cap=math.inf),
         ByQuantile(0.99, cap=math.inf),
         ByZScore(cap=math.inf),
@@ -224,5 +229,5 @@ def usual_rules(advice: ThresholdAdvice, *, has_tensors: bool) -> list[Rule]:
         Chain(SkipSpike(), ByQuantile(0.9, cap=math.inf)),
     ]
     if has_tensors:
-        rules += [ByTensorNorm(float(f"{at[0.5]:.3g}")), ByTensorAverage(cap=math.inf)]
+        rules += [*(ByTensorNorm(norm) for norm in fixed[:1]), ByTensorAverage(cap=math.inf)]
     return rules

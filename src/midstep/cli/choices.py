@@ -59,8 +59,9 @@ def threshold(
 
         if picture is not None:
             check_picture_path(picture)
-        if any(not value > 0 for value in at or ()):
-            raise ValueError(f"`--at {at}`: a threshold must be greater than 0")
+        for value in at or ():
+            if not 0 < value < math.inf:
+                raise ValueError(f"`--at {value}`: a threshold must be greater than 0 and finite")
 
         from ..choosing import advise_threshold
 
@@ -78,7 +79,7 @@ def threshold(
             from ..pictures import save_picture
 
             title = f"Gradient norms of {log.name}, before clipping"
-            start = (at or [advice.quantiles[0.9]])[0]
+            start = at[0] if at else advice.quantiles[0.9] or advice.quantiles[1.0]
             save_picture(draw(norms, start, title=title), picture, title=title)
         return FINE
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -94,25 +95,36 @@ def compare(  # noqa: PLR0917 - an option of the command is an argument here
             skip_nonfinite=skip_nonfinite,
             lr=lr,
             schedule=schedule,
-            warmup=warmup,
-            minimum=minimum,
             steps=steps,
             seed=seed,
         )
         folder = out if out is not None else Path("runs") / f"compare-{Path(recipe).stem}"
-        grid = _grid(recipe, vary, options, num_seeds=seeds, path=folder)
+        # They fit only beside a schedule, which may be what is varied.
+        beside = {"warmup": warmup, "minimum": minimum}
+        common = {name: value for name, value in beside.items() if value is not None}
+        grid = _grid(recipe, vary, options, common, num_seeds=seeds, path=folder)
         return _compare(grid, jobs, json=json)
 
     return attempt(action, traceback=traceback)
 
 
-def _grid(recipe: str, vary: list[str], options: Options, *, num_seeds: int, path: Path) -> Grid:
+def _grid(
+    recipe: str,
+    vary: list[str],
+    options: Options,
+    common: Mapping[str, Any],
+    *,
+    num_seeds: int,
+    path: Path,
+) -> Grid:
     from ..comparing.grid import Grid, parse_axis
 
     axes = dict(parse_axis(text) for text in vary)
     if len(axes) < len(vary):
         raise ValueError("`--vary` names an option twice; list all its values in one")
-    return Grid(recipe=recipe, axes=axes, base=options, num_seeds=num_seeds, path=path)
+    return Grid(
+        recipe=recipe, axes=axes, base=options, num_seeds=num_seeds, path=path, common=common
+    )
 
 
 def _compare(grid: Grid, jobs: int | None, *, json: bool) -> int:

@@ -148,11 +148,13 @@ def _run(
 
 def _lines(found: RangeTest, base: float, end: float) -> Iterator[str]:
     """Say what was done, what it shows, and what each bound is for."""
+    from ..range_test import Confidence
+
     last = max(curve.lr[-1] for curve in found.curves if curve.lr)
     num = sum(len(curve.lr) for curve in found.curves)
     skipped = f", {found.num_skipped} skipped" if found.num_skipped else ""
     stopped = "" if last >= end * (1 - 1e-9) else ", where the loss was lost"
-    yield f"{num:,} updates{skipped}, up to a rate of {last:.2g}{stopped}"
+    yield f"{num:,} update{'s' * (num != 1)}{skipped}, up to a rate of {last:.2g}{stopped}"
     yield ""
     reading = found.reading
     if reading.lower is None or reading.upper is None:
@@ -168,6 +170,8 @@ def _lines(found: RangeTest, base: float, end: float) -> Iterator[str]:
     for row, use in zip(rows[:4], uses, strict=True):
         yield f"{row:54}{use}"
     yield from rows[4:]
+    if reading.confidence is Confidence.LOW:
+        yield "These may be chance: sweep again with more points (`--updates`) or `--repeats`."
     if found.is_warm:
         yield "from weights that were trained already: it speaks of these"
     yield ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsons
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -88,8 +89,8 @@ def schedule(  # noqa: PLR0917 - an option of the command is an argument here
 
         if picture is not None:
             check_picture_path(picture)
-        if not peak > 0:
-            raise ValueError(f"`--peak {peak}`: a rate must be greater than 0")
+        if not 0 < peak < math.inf:
+            raise ValueError(f"`--peak {peak}`: a rate must be greater than 0 and finite")
         family = _family(name)
         if stable is not None and family is not Family.WARMUP_STABLE_DECAY:
             raise ValueError(f"`--stable {stable}`: only `wsd` stays at its peak, not `{family}`")

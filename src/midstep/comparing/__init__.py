@@ -146,7 +146,7 @@ def cells_of(grid: Grid) -> list[Cell]:
     def steps(variant: Variant) -> int:
         # As many batches or targets, in updates of another size.
         for name, own in variant.values:
-            if (one := usual.get(name)) is not None:
+            if (one := usual.get(name)) is not None and own > 0:
                 return max(1, round(total * one / int(own)))
         return total
 

@@ -110,6 +110,8 @@ class Grid:
         base: What every cell has in common; its `seed` is the first seed.
         num_seeds: Seeds of each variant.
         path: The folder of the whole comparison.
+        common: More of what every cell has in common: what fits only beside a value that is varied,
+            such as a `warmup` of varied schedules.
 
     Raises:
         ValueError: An option is both varied and given, or there is nothing to vary.
@@ -120,9 +122,11 @@ class Grid:
     base: Options
     num_seeds: int
     path: Path
+    common: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        both = [name for name in self.axes if getattr(self.base, name) is not None]
+        given = {**dataclasses.asdict(self.base), **self.common}
+        both = [name for name in self.axes if given[name] is not None]
         if both:
             raise ValueError(
                 f"`{both[0]}` is both varied and given, so that it is not clear what is meant. "
@@ -156,7 +160,11 @@ class Grid:
                 variant,
                 seed,
                 dataclasses.replace(
-                    self.base, **dict(variant.values), seed=seed, steps=steps(variant)
+                    self.base,
+                    **self.common,
+                    **dict(variant.values),
+                    seed=seed,
+                    steps=steps(variant),
                 ),
                 self.path / variant.folder / f"seed-{seed}",
             )

@@ -64,6 +64,7 @@ _STYLE = """<style>
 .midstep table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 .midstep th, .midstep td { padding: 3px 12px 3px 0; text-align: right; white-space: nowrap }
 .midstep th { color: #57606a; font-weight: 500; border-bottom: 1px solid #d0d7de }
+.midstep p { margin: 6px 0; max-width: 900px }
 .midstep td:first-child, .midstep th:first-child { text-align: left }
 </style>"""
 

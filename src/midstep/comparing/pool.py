@@ -70,6 +70,9 @@ def run_cells(
                     _reap(process)
                     on_end(cell, _ended(cell, process))
             time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt as error:
+        error.add_note("What was run is kept; the same command goes on.")
+        raise
     finally:
         for _, process in running.values():
             process.terminate()  # a cell saves as it goes, so that it goes on from there
@@ -104,6 +107,7 @@ def _ended(cell: Cell, process: subprocess.Popen[bytes]) -> Ending:
         return ending
     said = (cell.path / "output.txt").read_text(encoding="utf-8", errors="replace").strip()
     last = said.splitlines()[-1].removeprefix("midstep: ") if said else "it said nothing"
+    last = last.removesuffix(" `--traceback` shows where.")  # an option of another command
     raise MidstepError(
         f"The run `{cell.variant.name}` with seed {cell.seed} ended with exit code "
         f"{process.returncode}: {last} What was run is kept; the same command goes on."
