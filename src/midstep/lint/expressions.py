@@ -9,7 +9,6 @@ from . import calling, known, methods
 from .arithmetic import combine
 from .asking import formula_of
 from .call import Call
-from .calling import call_outside, loss_of
 from .collecting import collected
 from .conditions import FALSE, TRUE, negated
 from .evaluator import text_of
@@ -228,9 +227,9 @@ class Expressions:
         if isinstance(target, Class):
             return self._instance(target, call)
         if isinstance(target, Torch):
-            return call_outside(call, target.name)
+            return calling.call_outside(call, target.name)
         if isinstance(target, Criterion):
-            return loss_of(call, target.class_name, target)
+            return calling.loss_of(call, target.class_name, target)
         if isinstance(target, Bound):
             return self._call_bound(target, call)
         if isinstance(target, Context):
@@ -263,8 +262,7 @@ class Expressions:
     def _call_unknown(self, target: Value, call: Call) -> Value:
         if isinstance(target, Module | Instance):
             self.emit(Act.FORWARD, call.node, target)
-            loss = crossing(self, target, call)
-            return loss or Unknown(f"{key_of(target)}()", is_result=True)
+            return crossing(self, target, call) or Unknown(f"{key_of(target)}()", is_result=True)
         words = key_of(target)
         if words.rpartition(".")[2] in CRITERION:
             return Loss(Kind.MEAN, call.node, roots=tuple(call.args))
