@@ -4,12 +4,12 @@ Run by hand; the recipe `language` takes most of the time:
 
     OMP_NUM_THREADS=2 python benchmarks/range_test.py            # all recipes, both optimizers
     OMP_NUM_THREADS=2 python benchmarks/range_test.py digits     # one of them
-    OMP_NUM_THREADS=2 python benchmarks/range_test.py --schedule # under the recipe's own schedule
+    OMP_NUM_THREADS=2 python benchmarks/range_test.py --constant # at one rate
 
 For each recipe and optimizer: a range test of three sweeps of 100 points, of twice as many points
 while its confidence is low or it finds no fall; then whole trainings of 400 updates at a third of
 the upper bound, at the bound, at three times the bound, and at the ceiling, from three seeds
-(`language` from one). The rate is constant, or with `--schedule` the peak of the recipe's schedule.
+(`language` from one). The rate is the peak of the recipe's schedule, or constant with `--constant`.
 Two rates are equal when the mean difference within seeds is smaller than its 95 % interval.
 
 Before that the curves of `tests/data/curves`, read here and by the rules of fastai 2.8 (valley),
@@ -210,5 +210,5 @@ def bench_curves() -> None:
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     bench_curves()
-    names = [name for name in sys.argv[1:] if name != "--schedule"]
-    bench_trainings(names or list(BUILT_IN), scheduled="--schedule" in sys.argv)
+    names = [name for name in sys.argv[1:] if name != "--constant"]
+    bench_trainings(names or list(BUILT_IN), scheduled="--constant" not in sys.argv)
