@@ -98,18 +98,11 @@ def refusals(rank: int, size: int) -> list[str]:
             ms.Updater(model, torch.optim.SGD(model.parameters()), accumulation=accumulation)
         except ValueError as error:
             found.append(str(error))
-    plain = DistributedDataParallel(nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, fused=True)
-    try:
-        ms.Updater(plain, optimizer, lazy=True)
-    except ValueError as error:
-        found.append(str(error))
     return found
 
 
 def test_what_ranks_cannot_do_is_refused() -> None:
-    for wide, fused, lazy in run(refusals, size=2):
+    for wide, fused in run(refusals, size=2):
         assert "torch.bfloat16" in wide
         assert "reduce_dtype=torch.float32" in wide
         assert "FSDP2 or tensor parallel splits" in fused
-        assert "the ranks tell each other on the host" in lazy
