@@ -61,6 +61,7 @@ class Tally:
         "_agreed_sums",
         "_is_lazy",
         "_last_done",
+        "_loss_means",
         "_loss_sums",
         "counts",
         "denominators",
@@ -76,6 +77,7 @@ class Tally:
         self.denominators: dict[str, float] = {}
         self._loss_sums: dict[str, list[float | Tensor]] = {}
         self._agreed_sums: dict[str, float] = {}
+        self._loss_means: dict[str, float | None] | None = None  # once asked for
         self._last_done: dict[str, int] = {}  # the last microbatch that had a backward
         for counted in counts or ():
             for term, count in counted.items():
@@ -125,6 +127,7 @@ class Tally:
                 "the loop over the window."
             )
         self._last_done[term] = index
+        self._loss_means = None
         if isinstance(loss, LossSum):
             carried = loss.count
             if count is not None:
@@ -162,6 +165,7 @@ class Tally:
 
     def agree(self, denominators: Mapping[str, float], loss_sums: Mapping[str, float]) -> None:
         """Take the denominators and loss sums of all ranks together."""
+        self._loss_means = None
         self.denominators.update(denominators)
         self._agreed_sums.update(loss_sums)
 
@@ -181,12 +185,15 @@ class Tally:
 
     def loss_means(self) -> dict[str, float | None]:
         """Divide each term's sum by its denominator, over all ranks."""
+        if self._loss_means is not None:
+            return dict(self._loss_means)
         means: dict[str, float | None] = {}
         for term, denominator in self.denominators.items():
             total = self._agreed_sums.get(term)
             total = self.loss_sum(term) if total is None else total
             means[term] = total / denominator if denominator else None
-        return means
+        self._loss_means = means
+        return dict(means)
 
     def unread_sums(self) -> list[Tensor]:
         """The loss of each microbatch that still lies on its device."""
@@ -194,6 +201,7 @@ class Tally:
 
     def read(self, numbers: Iterator[float]) -> None:
         """Take the loss of each of `unread_sums`, read elsewhere."""
+        self._loss_means = None
         for sums in self._loss_sums.values():
             sums[:] = [next(numbers) if isinstance(s, Tensor) else s for s in sums]
 
