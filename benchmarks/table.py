@@ -182,7 +182,8 @@ def main() -> None:
     print(f"{machine()}\n\n{table}")
     before, start, rest = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")
     _, end, after = rest.partition("<!-- end of table -->\n")
-    load = f"{machine()}; {ROUNDS} interleaved rounds ({STEP_ROUNDS} of steps, {WINDOW_ROUNDS} of windows)."
+    rounds = f"{ROUNDS} interleaved rounds ({STEP_ROUNDS} of steps, {WINDOW_ROUNDS} of windows)"
+    load = f"{machine()}; {rounds}."
     PAGE.write_text(f"{before}{start}\n{load}\n\n{table}\n\n{end}{after}", encoding="utf-8")
 
 
