@@ -150,21 +150,24 @@ def graph_kept(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
-    backwards = [
+    own = update.place.events(Act.BACKWARD)
+    backwards = [loss for event in own if (loss := loss_behind(event.subject)) is not None]
+    anywhere = [
         loss
-        for event in update.place.events(Act.BACKWARD)
-        if (loss := loss_behind(event.subject)) is not None
+        for node in walk(update.place.root.block)
+        if isinstance(node, Event) and node.act is Act.BACKWARD
+        if (loss := loss_behind(node.subject)) is not None
     ]
     totals = {
         text_of(event.node.func.value)
-        for event in update.place.events(Act.BACKWARD)
+        for event in own
         if isinstance(event.node, ast.Call) and isinstance(event.node.func, ast.Attribute)
     }
     for event in update.place.events(Act.KEEP):
         kept = loss_behind(event.subject)
         if kept is None or (event.by is None and _words_kept(event.node) not in totals):
             continue
-        if any(event.by is loss or event.by in loss.roots for loss in backwards):
+        if any(event.by is loss or event.by in loss.roots for loss in anywhere):
             continue  # what is added up is run backward itself
         if any(_is_of(kept, loss) for loss in backwards):
             value = event.node.value if isinstance(event.node, ast.AugAssign) else None
