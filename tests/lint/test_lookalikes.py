@@ -305,6 +305,54 @@ for epoch in range(3):
     run(loader, optimizer, scheduler, cfg, 0)
 """
 
+TICKS_FIRST_BY_DESIGN = """
+from rates import RateOfThisStep
+
+
+def one_pass(loader, model, optimizer, schedule):
+    for x, y in loader:
+        model.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        if schedule is not None:
+            schedule.step()
+        optimizer.step()
+
+
+def main(args):
+    schedule = RateOfThisStep(optimizer, 0.1)
+    for epoch in range(3):
+        one_pass(loader, model, optimizer, schedule)
+
+
+launch(main, args)
+"""
+
+LENGTH_OF_THE_CALLER = """
+from transformers import get_scheduler
+
+
+def tune(loader, model, optimizer, schedule, steps, accum):
+    done = 0
+    for epoch in range(steps // len(loader)):
+        for x, y in loader:
+            (F.mse_loss(model(x), y) / accum).backward()
+            done += 1
+            if done % accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+            if done == steps:
+                return
+
+
+def main(steps: int, accum: int):
+    schedule = get_scheduler("linear", optimizer=optimizer, num_training_steps=steps)
+    tune(loader, model, optimizer, schedule, steps, accum)
+
+
+fire.Fire(main)
+"""
+
 LOOKALIKES = {
     name.lower(): text
     for name, text in list(globals().items())
