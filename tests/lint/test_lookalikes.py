@@ -353,6 +353,19 @@ def main(steps: int, accum: int):
 fire.Fire(main)
 """
 
+ONE_LOSS_OF_EACH_HEAD = """
+def probe(body, heads, optimizers, loader):
+    for x, y in loader:
+        losses = []
+        for head, optimizer in zip(heads, optimizers):
+            loss = F.cross_entropy(head(body(x)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        log([loss.item() for loss in losses])
+"""
+
 LOOKALIKES = {
     name.lower(): text
     for name, text in list(globals().items())

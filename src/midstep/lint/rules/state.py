@@ -150,6 +150,8 @@ def graph_kept(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
+    if _steps_each_once(update):
+        return  # as many graphs as optimizers, whatever the length of the data
     own = update.place.events(Act.BACKWARD)
     backwards = [loss for event in own if (loss := loss_behind(event.subject)) is not None]
     anywhere = [
@@ -180,6 +182,15 @@ def graph_kept(update: Update) -> Iterator[Report]:
                 f"{at(event)} adds a tensor that still knows how it was made.",
                 edits=edits,
             )
+
+
+def _steps_each_once(update: Update) -> bool:
+    """Whether the loop goes over optimizers: `for model, optimizer in zip(models, optimizers)`."""
+    loop = update.place.loop
+    if loop is None or not isinstance(loop.node, ast.For):
+        return False
+    names = {part.id for part in ast.walk(loop.node.target) if isinstance(part, ast.Name)}
+    return key_of(update.optimizer).partition(".")[0] in names
 
 
 def _words_kept(node: ast.AST) -> str:
