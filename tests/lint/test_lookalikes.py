@@ -187,6 +187,185 @@ for x, y in loader:
     optimizer.step()
 """
 
+CACHED_OR_NOT = """
+def one_pass(model, optimizer, scaler, loader, kept):
+    if args.keep:
+        batches = kept
+        if not kept:
+            for i, batch in enumerate(loader):
+                kept.append((i, batch))
+        else:
+            random.shuffle(kept)
+    else:
+        batches = enumerate(loader)
+    for i, (x, y) in batches:
+        optimizer.zero_grad()
+        scaler.scale(F.mse_loss(model(x), y)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+scaler = torch.amp.GradScaler("cpu")
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+kept = []
+for epoch in range(3):
+    one_pass(model, optimizer, scaler, loader, kept)
+    scheduler.step()
+"""
+
+PLAYED_AGAIN = """
+def once():
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    return loss
+
+
+for _ in range(3):
+    optimizer.zero_grad(set_to_none=False)
+    once()
+    optimizer.step()
+optimizer.zero_grad(set_to_none=False)
+recorded = torch.cuda.CUDAGraph()
+with torch.cuda.graph(recorded):
+    loss = once()
+for _ in range(8):
+    optimizer.zero_grad(set_to_none=False)
+    recorded.replay()
+    optimizer.step()
+"""
+
+BOTH_WAYS = """
+class Two:
+    def training_step(self, batch):
+        total = 0.0
+        for name in batch.keys():
+            part = 0
+            if torch.isfinite(self.a(batch[name])):
+                part += F.mse_loss(self.net(batch[name]), batch[name])
+            total += part
+            if not self.together:
+                self.opt.zero_grad()
+                self.manual_backward(part)
+                self.opt.step()
+        if self.together:
+            self.opt.zero_grad()
+            self.manual_backward(total)
+            self.opt.step()
+"""
+
+TICKS_ALONE = """
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 30)
+model(torch.zeros(1)).sum().backward()
+optimizer.step()
+rates = [0.1]
+for _ in range(29):
+    scheduler.step()
+    rates.append(optimizer.param_groups[0]["lr"])
+with pytest.raises(IndexError):
+    scheduler.step()
+"""
+
+ELSEWHERE_WITHOUT = """
+class Tests:
+    def test_with_a_scale(self):
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    def test_saved(self):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        stream = io.BytesIO()
+        torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, stream)
+        state = torch.load(io.BytesIO(stream.getvalue()))
+        other_optimizer.load_state_dict(state["optim"])
+"""
+
+LENGTH_ELSEWHERE = """
+from recipe import get_scheduler, get_optimizer
+
+def run(loader, optimizer, scheduler, cfg, done):
+    for _ in progress:
+        x, y = next(loader)
+        done += 1
+        F.mse_loss(model(x), y, reduction="sum").backward()
+        if done % cfg.grad_accumulation == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.step()
+
+scheduler = get_scheduler(cfg, optimizer, len(rows))
+optimizer.zero_grad()
+for epoch in range(3):
+    run(loader, optimizer, scheduler, cfg, 0)
+"""
+
+TICKS_FIRST_BY_DESIGN = """
+from rates import RateOfThisStep
+
+
+def one_pass(loader, model, optimizer, schedule):
+    for x, y in loader:
+        model.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        if schedule is not None:
+            schedule.step()
+        optimizer.step()
+
+
+def main(args):
+    schedule = RateOfThisStep(optimizer, 0.1)
+    for epoch in range(3):
+        one_pass(loader, model, optimizer, schedule)
+
+
+launch(main, args)
+"""
+
+LENGTH_OF_THE_CALLER = """
+from transformers import get_scheduler
+
+
+def tune(loader, model, optimizer, schedule, steps, accum):
+    done = 0
+    for epoch in range(steps // len(loader)):
+        for x, y in loader:
+            (F.mse_loss(model(x), y) / accum).backward()
+            done += 1
+            if done % accum == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+            if done == steps:
+                return
+
+
+def main(steps: int, accum: int):
+    schedule = get_scheduler("linear", optimizer=optimizer, num_training_steps=steps)
+    tune(loader, model, optimizer, schedule, steps, accum)
+
+
+fire.Fire(main)
+"""
+
+ONE_LOSS_OF_EACH_HEAD = """
+def probe(body, heads, optimizers, loader):
+    for x, y in loader:
+        losses = []
+        for head, optimizer in zip(heads, optimizers):
+            loss = F.cross_entropy(head(body(x)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+        log([loss.item() for loss in losses])
+"""
+
 LOOKALIKES = {
     name.lower(): text
     for name, text in list(globals().items())
@@ -307,3 +486,30 @@ for i, (x, y) in enumerate(loader):
     last = text.replace("    scale_all(", "    if (i + 1) % args.k == 0:\n        scale_all(")
     findings = lint(Source("train.py", SETUP + last)).findings
     assert "MS102" not in {finding.defect.code for finding in findings}
+
+
+def test_a_loop_of_another_library_is_left_alone() -> None:
+    text = """
+from mxnet import autograd, gluon
+
+optim = gluon.Trainer(model.collect_params(), "sgd")
+for x, y in batches:
+    with autograd.record():
+        loss = model(x, y)
+    loss.backward()
+    optim.step(1)
+"""
+    assert lint(Source("train.py", text)).findings == []
+    assert lint(Source("train.py", "import torch\n" + text)).findings != []
+
+
+def test_a_layer_that_is_not_in_a_model_is_not_known() -> None:
+    text = """
+tower = nn.Sequential()
+print(tower[0], tower[-1])
+for x, y in loader:
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+"""
+    findings = lint(Source("train.py", SETUP + text)).findings
+    assert "MS109" in {finding.defect.code for finding in findings}

@@ -20,12 +20,13 @@ def test_a_notebook_is_one_text_and_a_finding_names_its_cell(tmp_path: Path) -> 
     path = notebook(
         tmp_path / "train.ipynb",
         ["%matplotlib inline\n", "!pip install -q \\\n", "    torch\n", "import torch\n"],
-        ["%%bash\n", "echo this is not Python {\n"],
+        ["if True:\n", "    names, _ = !ls *.pt\n", "x = %who_ls\n"],
+        ["%%capture\n", "%%bash\n", "echo this is not Python {\n"],
         ["%%time\n", *LOOP],
     )
     (finding,) = lint(read(path)).findings
-    assert (finding.defect.code, finding.cell, finding.line) == ("MS109", 3, 4)
-    assert finding.place.endswith("train.ipynb:cell 3:4:5")
+    assert (finding.defect.code, finding.cell, finding.line) == ("MS109", 4, 4)
+    assert finding.place.endswith("train.ipynb:cell 4:4:5")
 
 
 @pytest.mark.parametrize(

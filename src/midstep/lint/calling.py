@@ -131,6 +131,9 @@ def _schedule(call: Call, class_name: str) -> Value:
     if class_name == "CosineAnnealingLR" and len(call.args) > 1:
         nodes.append(call.node.args[1])
         values.append(call.args[1])
+    if class_name.endswith("_with_warmup") and len(call.args) > 2:
+        nodes.append(call.node.args[2])
+        values.append(call.args[2])
     if any(keyword.arg == "steps_per_epoch" for keyword in call.node.keywords):
         nodes = [k.value for k in call.node.keywords if k.arg in {"epochs", "steps_per_epoch"}]
         values = [call.named["steps_per_epoch"]]

@@ -329,9 +329,9 @@ class Expressions:
                 return owner.items[index.value]
         if isinstance(owner, Loss):
             return owner
-        number = index.value if isinstance(index, Const) and type(index.value) is int else None
-        if isinstance(owner, Module) and number is not None and number < len(owner.parts):
-            return owner.parts[max(number, -len(owner.parts))]
+        parts = owner.parts if isinstance(owner, Module) else ()
+        if isinstance(index, Const) and index.value in range(-len(parts), len(parts)):
+            return parts[int(index.value)]
         return Unknown(f"{key_of(owner)}[{text_of(node.slice)}]")
 
     def _items(self, node: ast.Tuple | ast.List | ast.Set) -> Value:

@@ -15,6 +15,12 @@ __all__ = ["Linted", "lint"]
 
 # A file without any of these words has nothing to find, and is not looked at.
 WORTH_READING = re.compile(r"backward\(|\.step\(|preserve_rng_state")
+# Where these are imported and torch is not, `backward` and `step` keep other promises.
+OTHER_LIBRARY = re.compile(
+    r"^\s*(?:import|from)\s+(?:mxnet|paddle|mindspore|oneflow|jittor|chainer|tensorflow|megengine)\b",
+    re.MULTILINE,
+)
+TORCH = re.compile(r"^\s*(?:import|from)\s+torch\b", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +54,8 @@ def lint(source: Source) -> Linted:
         >>> [finding.defect.name for finding in lint(Source("train.py", text)).findings]
         ['zero-grad-missing']
     """
-    if not WORTH_READING.search(source.text):
+    text = source.text
+    if not WORTH_READING.search(text) or (OTHER_LIBRARY.search(text) and not TORCH.search(text)):
         return Linted([], {})
     try:
         return _linted(source)

@@ -56,7 +56,10 @@ def for_loop(reader: Reader, node: ast.For | ast.AsyncFor) -> bool:
 
 
 def _are_steppers(over: Items) -> bool:
-    return any(isinstance(item, Optimizer | Schedule | Items) for item in over.items)
+    return any(
+        isinstance(item, Optimizer | Schedule) or (isinstance(item, Items) and _are_steppers(item))
+        for item in over.items
+    )
 
 
 def while_loop(reader: Reader, node: ast.While) -> bool:

@@ -303,6 +303,13 @@ def _size(call: Call, owner: Value) -> Value:
     return Length(owner)
 
 
+def _replay(call: Call, owner: Value) -> Value:
+    """A recorded CUDA graph does again whatever was recorded."""
+    if not call.args and not call.named:
+        call.reader.emit(Act.UNKNOWN, call.node, owner)
+    return Const(None)
+
+
 def _get_scale(call: Call, owner: Value) -> Value:
     return ScaleRead()
 
@@ -326,6 +333,7 @@ BY_NAME: dict[str, Callable[[Call, Value], Value]] = {
     "scale": _scale,
     "update": _update,
     "get_scale": _get_scale,
+    "replay": _replay,
     "parameters": _parameters,
     "named_parameters": _parameters,
     "item": _item,

@@ -42,10 +42,11 @@ MOST_VISITS = 12  # of one function from one root
 
 
 class Root(NamedTuple):
-    """What one part of the file does, read from its beginning."""
+    """What one part of the file does, read from its beginning, and the functions it entered."""
 
     block: Block
     name: str
+    entered: frozenset[ast.AST] = frozenset()
 
 
 def read_loops(tree: ast.Module) -> list[Root]:
@@ -79,8 +80,8 @@ class Reader(Expressions):
         self.scope = Scope()
         for node in self.names.definitions:
             self.define(node)
-        roots = [Root(self.block, "module")]
         self.walk(tree.body)
+        roots = [Root(self.block, "module", frozenset(self.visits))]
         module = self.scope
         for function, owner in self.names.functions:
             if function in self.entered:
@@ -90,7 +91,7 @@ class Reader(Expressions):
             self.statements = 0
             self.visits.clear()
             self.alone(function, owner)
-            roots.append(Root(self.block, function.name))
+            roots.append(Root(self.block, function.name, frozenset(self.visits)))
         return roots
 
     def alone(self, function: ast.FunctionDef | ast.AsyncFunctionDef, owner: list[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import json
 import re
 import tokenize
@@ -22,8 +23,8 @@ __all__ = ["Source", "UnreadableFile", "python_files", "read"]
 SUFFIXES = (".py", ".ipynb")
 # Folders that hold other people's code, or no code.
 SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist", "venv", "env"}
-# `%timeit x`, `!pip install`, `?torch`: lines that only a notebook understands.
-MAGIC = re.compile(r"^\s*[%!?]")
+# `%timeit x`, `!pip install`, `?torch`, `files = !ls`: lines that only a notebook understands.
+MAGIC = re.compile(r"^\s*(?:[%!?]|[\w, ]+=\s*[!%])")
 
 
 class UnreadableFile(ValueError):
@@ -138,8 +139,8 @@ def _notebook(name: str, text: str) -> Source:
 
 
 def _without_magic(lines: list[str]) -> list[str]:
-    first = next((line for line in lines if line.strip()), "")
-    if first.startswith("%%") and not first.startswith(("%%time", "%%capture")):
+    head = itertools.takewhile(lambda line: not line.strip() or line.startswith("%%"), lines)
+    if any(re.match("%%(?!time|capture)", line) for line in head):
         return ["pass"] * len(lines)  # a cell in another language
     written: list[str] = []
     indent, goes_on = "", False

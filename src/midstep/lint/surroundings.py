@@ -21,7 +21,8 @@ class Names(NamedTuple):
 
     Args:
         definitions: Imports, functions and classes of the module, wherever they stand in it.
-        functions: Functions with a part in a step, each with the classes and functions around it.
+        functions: Functions with a part in a step, each with the classes and functions around it;
+            first, from the end of the file, those that only call such functions by name.
         stored: How often an attribute of that name is assigned.
         increased: Attributes that something is added to.
     """
@@ -45,7 +46,12 @@ def names_of(tree: ast.Module) -> Names:
             stored[node.attr] += 1
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
             increased.add(node.target.attr)
-    return Names(list(_definitions(tree.body)), list(_functions(tree, [])), stored, increased)
+    functions = list(_functions(tree, []))
+    parts = [(function, owner) for function, owner in functions if _has_part(function)]
+    named = {function.name for function, owner in parts if not owner}
+    callers = [pair for pair in functions if pair not in parts and _calls(pair[0], named)]
+    definitions = list(_definitions(tree.body))
+    return Names(definitions, [*reversed(callers), *parts], stored, increased)
 
 
 def _definitions(statements: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -69,8 +75,7 @@ def _functions(
         if isinstance(child, ast.ClassDef):
             yield from _functions(child, [*owner, child.name])
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _has_part(child):
-                yield child, owner
+            yield child, owner
             # What is defined inside is reached by a call, or by nobody.
         elif isinstance(child, ast.If | ast.Try | ast.With):
             yield from _functions(child, owner)
@@ -84,6 +89,13 @@ def _has_part(function: ast.AST) -> bool:
             if name in TRIGGERS:
                 return True
     return False
+
+
+def _calls(function: ast.AST, names: set[str]) -> bool:
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+        for node in ast.walk(function)
+    )
 
 
 class Stored(NamedTuple):

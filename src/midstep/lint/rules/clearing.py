@@ -120,7 +120,9 @@ def _erased(update: Update, run: Run) -> Event | None:
         if not backwards:
             continue
         between = run.events[backwards[-1] + 1 : step]
-        for event in between:
+        for event in reversed(between):
+            if event.act is Act.UNKNOWN:
+                break  # it may run a backward of its own
             if event.act is Act.ZERO and update.clears(event):
                 return event
     return None

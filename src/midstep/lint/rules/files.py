@@ -123,7 +123,7 @@ def forgotten(source: Source, roots: Sequence[Root]) -> Iterator[Report]:
     save = _save_of_optimizer(source.tree, saved)
     if save is None or not any("opt" in name.lower() for name in _loaded(source.tree)):
         return
-    for thing in _changing(roots):
+    for thing in _changing(roots, save):
         name = key_of(thing).rpartition(".")[2]
         if any(name == other.rpartition(".")[2] for other in saved) or _saved_in_loop(source.tree):
             continue
@@ -193,10 +193,13 @@ def _save_of_optimizer(tree: ast.AST, saved: set[str]) -> ast.Call | None:
     return named[0] if len(named) == 1 else None
 
 
-def _changing(roots: Sequence[Root]) -> list[Value]:
-    """Schedules and scalers that are made in sight and used in a loop."""
+def _changing(roots: Sequence[Root], save: ast.Call) -> list[Value]:
+    """Schedules and scalers that are made in sight and used in a loop, and could be saved there."""
     found: list[Value] = []
     for root in roots:
+        is_in_reach = root.name == "module" or any(
+            node is save for function in root.entered for node in ast.walk(function)
+        )
         for loop in walk(root.block):
             if not isinstance(loop, Loop):
                 continue
@@ -206,7 +209,9 @@ def _changing(roots: Sequence[Root]) -> list[Value]:
                 thing = node.subject if node.act in {Act.TICK, Act.UPDATE} else None
                 is_made = isinstance(thing, Schedule) and not thing.resumes and not node.calm
                 is_made = is_made or (isinstance(thing, Scaler) and thing.enabled)
-                if is_made and thing is not None and thing not in found:
+                # A name of a function that saves nothing is not seen where something is saved.
+                is_seen = is_in_reach or "." in key_of(thing)
+                if is_made and is_seen and thing is not None and thing not in found:
                     found.append(thing)
     return found
 

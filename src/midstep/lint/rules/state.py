@@ -150,21 +150,26 @@ def graph_kept(update: Update) -> Iterator[Report]:
     Args:
         update: One optimizer in one place.
     """
-    backwards = [
+    if _steps_each_once(update):
+        return  # as many graphs as optimizers, whatever the length of the data
+    own = update.place.events(Act.BACKWARD)
+    backwards = [loss for event in own if (loss := loss_behind(event.subject)) is not None]
+    anywhere = [
         loss
-        for event in update.place.events(Act.BACKWARD)
-        if (loss := loss_behind(event.subject)) is not None
+        for node in walk(update.place.root.block)
+        if isinstance(node, Event) and node.act is Act.BACKWARD
+        if (loss := loss_behind(node.subject)) is not None
     ]
     totals = {
         text_of(event.node.func.value)
-        for event in update.place.events(Act.BACKWARD)
+        for event in own
         if isinstance(event.node, ast.Call) and isinstance(event.node.func, ast.Attribute)
     }
     for event in update.place.events(Act.KEEP):
         kept = loss_behind(event.subject)
         if kept is None or (event.by is None and _words_kept(event.node) not in totals):
             continue
-        if any(event.by is loss or event.by in loss.roots for loss in backwards):
+        if any(event.by is loss or event.by in loss.roots for loss in anywhere):
             continue  # what is added up is run backward itself
         if any(_is_of(kept, loss) for loss in backwards):
             value = event.node.value if isinstance(event.node, ast.AugAssign) else None
@@ -177,6 +182,15 @@ def graph_kept(update: Update) -> Iterator[Report]:
                 f"{at(event)} adds a tensor that still knows how it was made.",
                 edits=edits,
             )
+
+
+def _steps_each_once(update: Update) -> bool:
+    """Whether the loop goes over optimizers: `for model, optimizer in zip(models, optimizers)`."""
+    loop = update.place.loop
+    if loop is None or not isinstance(loop.node, ast.For):
+        return False
+    names = {part.id for part in ast.walk(loop.node.target) if isinstance(part, ast.Name)}
+    return key_of(update.optimizer).partition(".")[0] in names
 
 
 def _words_kept(node: ast.AST) -> str:
