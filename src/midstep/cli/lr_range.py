@@ -33,7 +33,8 @@ Updates: TypeAlias = Annotated[
     int,
     typer.Option(
         metavar="N",
-        help="Updates of a sweep, one a rate; more give lower bounds.",
+        help="Updates of a sweep, one a rate; more give lower bounds. 100 suit the peak of a "
+        "schedule, 210 a constant rate.",
         rich_help_panel=_SWEEP,
     ),
 ]
