@@ -124,7 +124,7 @@ def lr_range(
         >>> import midstep as ms
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Linear(4, 1)
-        >>> data = [(x := torch.randn(16, 4), x.sum(1, keepdim=True)) for _ in range(20)]
+        >>> data = [(x := torch.randn(64, 4), x.sum(1, keepdim=True)) for _ in range(20)]
         >>> updater = ms.Updater(model, torch.optim.SGD(model.parameters(), lr=0.1))
         >>> found = lr_range(
         ...     updater, data, lambda model, batch: (model(batch[0]) - batch[1]).square().sum(),
