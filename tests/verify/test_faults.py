@@ -425,7 +425,7 @@ def test_there_are_more_than_twenty() -> None:
     assert len(FAULTS) >= 20
 
 
-@pytest.mark.parametrize("seed", (0, 2, 29, 57, 65, 135, 171, 187, 201, 227))
+@pytest.mark.parametrize("seed", [0, 2, 29, 57, 65, 135, 171, 187, 201, 227])
 def test_noise_that_is_small_by_chance_gets_no_certificate(seed: int) -> None:
     """Two goes of a coin are alike in half of all cases, and of dice nearly so in some."""
     dice = random.Random(seed)
