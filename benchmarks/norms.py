@@ -1,19 +1,23 @@
-"""How accurate and how fast are ways to take the L2 norm of one large gradient?
+"""How accurate and how fast are ways to take the L2 norm of one large gradient, and of a model's?
 
     python benchmarks/norms.py
 
 The truth is float64 over the whole tensor. "Equal" entries round all one way, which is the worst
-case of a long sum; "normal" ones partly cancel.
+case of a long sum; "normal" ones partly cancel. Models are transformers of few layers, but for the
+largest, a GPT-2; their norm is held against `torch._foreach_norm`, which gives a tensor for each
+gradient and leaves it to its caller to join and to read them.
 """
 
 import math
+import statistics
 from collections.abc import Callable
 
 import torch
-from timing import interleaved, machine
+from steps import gpt2_shapes
+from timing import interleaved, machine, paired, ratios, spread
 from torch import Tensor
 
-from midstep.gradients import tensor_norms
+from midstep.gradients import Norms, tensor_norms
 
 NUM_ENTRIES = 20_000_000
 
@@ -78,8 +82,42 @@ def compare(ways: dict[str, Callable[[Tensor], Tensor | float]], dtype: torch.dt
         print(f"{name:42}{errors[0]:14.1e}{errors[1]:15.1e}{seconds * 1e3:8.1f}{ratio:7.2f}x")
 
 
+def layer_shapes(width: int) -> list[tuple[int, ...]]:
+    wide = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+    return [*wide, *[(width,)] * 4, (3 * width,), (4 * width,)]
+
+
+def repeated(measure: Callable[[], object], num: int) -> Callable[[], None]:
+    def several() -> None:
+        for _ in range(num):
+            measure()
+
+    return several
+
+
+def compare_models() -> None:
+    print(
+        f"\n{torch.get_num_threads()} thread(s)\n{'parameters':>12}{'us':>8}   over _foreach_norm"
+    )
+    for shapes in (*map(layer_shapes, (24, 88, 288, 496, 912)), gpt2_shapes()):
+        grads = [torch.randn(shape).mul_(1e-3) for shape in shapes]
+        num = sum(g.numel() for g in grads)
+        calls = max(1, 2_000_000 // num)
+        ways = {
+            "torch": repeated(lambda grads=grads: torch._foreach_norm(grads), calls),
+            "ours": repeated(lambda grads=grads: Norms(grads).total(), calls),
+        }
+        found = paired(ways, rounds=21)
+        micros = statistics.median(found["ours"]) / calls * 1e6
+        print(f"{num:12,}{micros:8.0f}   {spread(ratios(found['ours'], found['torch']))}")
+
+
 if __name__ == "__main__":
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     print(machine())
     compare(WAYS, torch.float32)
     compare(HALF_WAYS, torch.bfloat16)
+    for num in sorted({1, num_threads}):
+        torch.set_num_threads(num)
+        compare_models()

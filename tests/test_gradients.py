@@ -487,6 +487,25 @@ def test_all_that_multiplies_is_one_pass_and_the_norm_is_another() -> None:
         assert parameters[0].grad[0].item() == pytest.approx(0.3 * 0.5 * 0.7 * 3.0)
 
 
+@pytest.mark.parametrize("size", [3, 5_000, 8_193, 30_976, 70_001])
+def test_the_norm_of_all_is_the_same_number_whether_or_not_each_was_asked_for(size: int) -> None:
+    grads = [spread(size + i, 1e-6, 1e3) for i in range(7)]
+    alone, beside = (Gradients(with_gradients(*grads)) for _ in range(2))
+    each = beside.norms()
+    assert alone.norm() == beside.norm()
+    assert each == pytest.approx([exact_norm([g], 2.0) for g in grads], rel=1e-6, abs=0.0)
+
+
+def test_the_norms_of_each_are_those_of_the_moment_all_were_measured() -> None:
+    parameters = with_gradients(torch.full((3,), 2.0), torch.full((20_000,), 0.5))
+    gradients = Gradients(parameters)
+    gradients.norm()
+    for parameter in parameters:
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    assert gradients.norms() == pytest.approx([math.sqrt(12.0), math.sqrt(5_000.0)])
+
+
 def test_a_factor_of_one_costs_no_pass() -> None:
     parameters = with_gradients(torch.ones(1_000), torch.ones(1_000))
     gradients = Gradients(parameters)

@@ -9,7 +9,7 @@ import torch
 
 from .blame import no_gradient_error
 from .clip.rule import Rule, needs_each
-from .gradients import Gradients, SharedGradients, combined_norm, tensor_norms, values_of
+from .gradients import Gradients, Norms, SharedGradients, values_of
 from .ranks import Ranks
 from .stepping import parameters_of
 from .window import Window
@@ -109,4 +109,4 @@ def is_finite_here(optimizer: torch.optim.Optimizer, ranks: Ranks | None) -> boo
     if ranks is None:
         return Gradients(parameters).is_finite_here()
     parts = [values_of(part) for part in ranks.parts_here(parameters)]
-    return math.isfinite(combined_norm(tensor_norms(parts), 2.0))
+    return math.isfinite(Norms(parts).total())

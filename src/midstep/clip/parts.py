@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..gradients import Gradients, combined_norm, editable, num_nonfinite, tensor_norms, values_of
+from ..gradients import Gradients, Norms, editable, num_nonfinite, values_of
 
 if TYPE_CHECKING:
     from ..ranks.meshes import Meshes
@@ -43,10 +43,8 @@ class Parts:
             NotImplementedError: An order that is no norm, of tensors that are split.
         """
         if order > 0:
-            norms = tensor_norms(self.tensors, order)
-            if self._meshes is None:
-                return combined_norm(norms, order)
-            return self._meshes.norm(norms, order)
+            norms = Norms(self.tensors, order)
+            return norms.total() if self._meshes is None else self._meshes.norm(norms.each(), order)
         if self._meshes is not None:
             raise NotImplementedError(
                 f"A norm of order {order} of tensors that are split over ranks: what the parts say "

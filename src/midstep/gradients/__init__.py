@@ -2,6 +2,7 @@
 
 from .memory import editable as editable
 from .memory import values_of as values_of
+from .norms import Norms as Norms
 from .norms import combined_norm as combined_norm
 from .norms import num_nonfinite as num_nonfinite
 from .norms import tensor_norms as tensor_norms

@@ -9,23 +9,25 @@ divided by its largest entry first.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
-__all__ = ["combined_norm", "num_nonfinite", "tensor_norms", "unread_norms", "wide_dtype"]
+__all__ = ["Norms", "combined_norm", "num_nonfinite", "tensor_norms", "unread_norms", "wide_dtype"]
 
 # 32 additions in each of 16 vector lanes: equal entries, whose rounding errors all point the same
 # way, stay within 6e-7 (measured over 6,000 values; 1,024 a row gives 1e-6, 4,096 gives 2e-6).
-_ROW = 512
+_ROW, _LANES = 512, 16
 # bf16 and fp16 are widened in blocks that stay in cache: 10x the speed of torch's own bf16 norm.
 _BLOCK = 2**20
 _HALF = (torch.float16, torch.bfloat16)
 # So many entries are added in float64 at once, which takes less time than two calls.
-_SHORT = 2**14
+_SHORT = 2**13
 # Far above what the squares of 10^11 entries can lose.
 _SURELY_SAFE = 1e-9
 # The least square of an entry that is not rounded away, by the dtype it is added in.
@@ -73,29 +75,84 @@ def tensor_norms(tensors: Sequence[Tensor], p: float = 2.0) -> list[float]:
         >>> tensor_norms([torch.tensor([3.0, 4.0]), torch.full((2,), 1e30)])
         [5.0, 1.414...e+30]
     """
-    if p == 2.0:
-        tensors = [_real(t) for t in tensors]
-    found = _l2(tensors) if p == 2.0 else _any_order(tensors, p)
-    return [
-        n if _is_safe(n, t, p) else _careful_norm(t, p) for n, t in zip(found, tensors, strict=True)
-    ]
+    return Norms(tensors, p).each()
+
+
+class Norms:
+    """The norms of some tensors, of all together and of each, from one read.
+
+    On CPU what is asked decides what is computed: the norm of all together takes one addition over
+    what the read left, those of each one for each. The first is the same number, to the last bit,
+    whether or not the others were asked for.
+
+    Args:
+        tensors: Dense; any mixture of floating and complex dtypes and of devices. They are read
+            here, and again only those whose squares overflowed or vanished, when it shows.
+        p: Order, greater than 0; inf for the largest magnitude.
+
+    Example:
+        >>> norms = Norms([torch.tensor([3.0, 4.0]), torch.tensor([12.0])])
+        >>> norms.total(), norms.each()
+        (13.0, [5.0, 12.0])
+    """
+
+    __slots__ = ("_each", "_numbers", "_p", "_sizes", "_tensors")
+
+    @torch.no_grad()
+    def __init__(self, tensors: Sequence[Tensor], p: float = 2.0) -> None:
+        self._tensors = [_real(t) for t in tensors] if p == 2.0 else tensors
+        self._p = p
+        self._each: list[float] | None = None
+        self._numbers: Tensor | None = None
+        self._sizes: list[int] = []
+        if p == 2.0 and tensors and all(t.is_cpu for t in tensors):
+            # Numbers of the same L2 norm, 1 for each 512. Widened once, after all reads: between
+            # them it would slow them by 4 %.
+            parts = [t if t.numel() <= _SHORT else _rows(t) for t in self._tensors]
+            flat: Tensor = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]
+            self._numbers = flat.double()
+            self._sizes = [part.numel() for part in parts]
+
+    def total(self) -> float:
+        """Give the norm of all tensors together, as one vector."""
+        if self._numbers is not None:
+            total = _norm(self._numbers).item()
+            # Whatever overflowed shows, and what vanished is too little to show.
+            if _SURELY_SAFE < total < math.inf:
+                return total
+        return combined_norm(self.each(), self._p)
+
+    @torch.no_grad()
+    def each(self) -> list[float]:
+        """Give the norm of each tensor."""
+        if self._each is None:
+            self._each = [
+                n if _is_safe(n, t, self._p) else _careful_norm(t, self._p)
+                for n, t in zip(self._found(), self._tensors, strict=True)
+            ]
+        return self._each
+
+    def _found(self) -> list[float]:
+        """The norm of each, before any second look at the magnitudes."""
+        if self._numbers is not None:
+            return _to_host(torch._foreach_norm(torch.split(self._numbers, self._sizes)))
+        return _l2(self._tensors) if self._p == 2.0 else _any_order(self._tensors, self._p)
 
 
 def _l2(tensors: Sequence[Tensor]) -> list[float]:
-    """The L2 norm of each tensor from one read, before any second look at the magnitudes."""
-    if all(_is_short(t) for t in tensors):  # a small model, of which every microsecond shows
-        return [n.item() for n in _kernel_l2(list(tensors), torch.float64)]
-    # Rows are widened first (the kernel takes 5 ns an entry to widen by itself) and added together
-    # in one call at the end: between the reads it would slow them by 4 %.
-    on_host = [i for i, t in enumerate(tensors) if t.is_cpu]
-    parts = [t if _is_short(t) else _rows(t).double() for t in (tensors[i] for i in on_host)]
-    norms = dict(zip(on_host, _kernel_l2(parts, torch.float64), strict=True))
+    """The L2 norm of each tensor, some of which lie on an accelerator."""
+    found = [Norms([t]).total() if t.is_cpu else 0.0 for t in tensors]
     # A reduction on an accelerator is a tree, so its float32 sums are short already.
-    others = [i for i, t in enumerate(tensors) if not t.is_cpu]
+    order: list[int] = []
+    norms: list[Tensor] = []
     for is_half, dtype in ((False, None), (True, torch.float32)):
-        alike = [i for i in others if (tensors[i].dtype in _HALF) is is_half]
-        norms.update(zip(alike, _kernel_l2([tensors[i] for i in alike], dtype), strict=True))
-    return _to_host([norms[index] for index in range(len(tensors))])
+        alike = [i for i, t in enumerate(tensors) if not t.is_cpu and (t.dtype in _HALF) is is_half]
+        if alike:
+            order += alike
+            norms += torch._foreach_norm([tensors[i] for i in alike], 2.0, dtype=dtype)
+    for index, norm in zip(order, _to_host(norms), strict=True):
+        found[index] = norm
+    return found
 
 
 @torch.no_grad()
@@ -145,10 +202,6 @@ def _is_short(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.numel() <= _SHORT
 
 
-def _kernel_l2(tensors: list[Tensor], dtype: torch.dtype | None) -> Sequence[Tensor]:
-    return torch._foreach_norm(tensors, 2.0, dtype=dtype) if tensors else ()
-
-
 def _norm(
     tensor: Tensor, p: float = 2.0, *, dim: int | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -157,9 +210,12 @@ def _norm(
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """The norm of each row of 512 entries."""
+    """The norm of each row of at most 512 entries."""
+    is_half = tensor.dtype in _HALF
+    if not is_half and tensor.is_contiguous():
+        return _row_norms(tensor)
     flat = _flat(tensor)
-    if flat.dtype in _HALF:
+    if is_half:
         return torch.cat([_row_norms(block) for block in _widened(flat, torch.float32)])
     if flat.is_contiguous():
         return _row_norms(flat)
@@ -179,12 +235,21 @@ def _widened(tensor: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
         yield buffer[: block.numel()].copy_(block)
 
 
-def _row_norms(flat: Tensor) -> Tensor:
-    whole = flat.numel() // _ROW * _ROW
+def _row_norms(tensor: Tensor) -> Tensor:
+    num_entries = tensor.numel()
+    if (length := _row_length(num_entries)) > 0:  # one view and one call instead of five
+        return _norm(tensor.as_strided((num_entries // length, length), (length, 1)), dim=1)
+    flat = tensor.view(-1)
+    whole = num_entries // _ROW * _ROW
     rows = _norm(flat[:whole].view(-1, _ROW), dim=1)
-    if whole == flat.numel():
-        return rows
     return torch.cat([rows, _norm(flat[whole:]).view(1)])
+
+
+@functools.lru_cache(maxsize=4096)
+def _row_length(num_entries: int) -> int:
+    """The longest row, at most 512 and of whole vectors, that leaves no rest; 0 if none is long."""
+    lengths = range(_ROW, _ROW // 2 - 1, -_LANES)
+    return next((length for length in lengths if num_entries % length == 0), 0)
 
 
 def _any_order(tensors: Sequence[Tensor], p: float) -> list[float]:

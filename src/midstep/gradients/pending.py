@@ -11,13 +11,14 @@ to 0.4 %.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from .memory import editable, part_from_each_other
-from .norms import combined_norm, num_nonfinite, tensor_norms, unread_norms
+from .norms import Norms, combined_norm, num_nonfinite, unread_norms
 
 __all__ = ["Gradients", "multiply_"]
 
@@ -77,16 +78,14 @@ class Gradients:
         part_from_each_other(self.parameters, self.tensors)
         self._factor = factor
         self._each: list[float] | None = None  # a further factor for each tensor
-        self._norms: dict[float, list[float]] = {}  # of what lies in `.grad`, by order p
+        self._norms: dict[float, Norms] = {}  # of what lies in `.grad`, by order p
 
     def __len__(self) -> int:
         return len(self.tensors)
 
     def norms(self, p: float = 2.0) -> list[float]:
         """Give the true norm of each gradient, as the pending factors make it."""
-        measured = self._norms.get(p)
-        if measured is None:
-            measured = self._norms[p] = tensor_norms(self.tensors, p)
+        measured = self._each_measured(p)
         if self._each is None and self._factor == 1.0:
             return list(measured)
         return [n * abs(c) for n, c in zip(measured, self.factors, strict=True)]
@@ -99,7 +98,20 @@ class Gradients:
         Right to 1e-6 of float64 for finite entries of any magnitude; inf or nan exactly when an
         entry is. (A norm beyond the largest float64 is given as that.)
         """
+        if self._each is None:
+            total = self._measured(p).total()
+            if total < sys.float_info.max:
+                return total * abs(self._factor)
         return combined_norm(self.norms(p), p)
+
+    def _measured(self, p: float) -> Norms:
+        if p not in self._norms:
+            self._norms[p] = Norms(self.tensors, p)
+        return self._norms[p]
+
+    def _each_measured(self, p: float) -> list[float]:
+        """The norm of each gradient whole, pending factors left out."""
+        return self._measured(p).each()
 
     def unread_norms(self, p: float, ride: Tensor) -> tuple[Tensor, Tensor]:
         """Measure the norm of each gradient, pending factors left out, and read none of them.
@@ -213,7 +225,7 @@ class Gradients:
 
     def is_finite_here(self) -> bool:
         """Whether every entry on this rank is finite. One read, kept for nobody."""
-        return math.isfinite(combined_norm(tensor_norms(self.tensors), 2.0))
+        return math.isfinite(Norms(self.tensors).total())
 
     def num_nonfinite(self) -> list[int]:
         """Count the inf and nan entries of each gradient. Costs a pass and a host sync."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .memory import editable
-from .norms import combined_norm, tensor_norms, unread_norms
+from .norms import combined_norm, unread_norms
 from .pending import Gradients
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SharedGradients(Gradients):
         sharing: How the parts make the whole.
     """
 
-    __slots__ = ("_listed", "_sharing", "_totals")
+    __slots__ = ("_listed", "_sharing", "_totals", "_wholes")
 
     def __init__(self, parameters: Iterable[Tensor], sharing: Sharing) -> None:
         given = list(dict.fromkeys(parameters))
@@ -43,13 +43,14 @@ class SharedGradients(Gradients):
         super().__init__(given, part_of=part_of)
         self._listed = len(given)
         self._sharing = sharing
-        self._totals: dict[float, float] = {}  # of the whole of what lies in `.grad`, by order p
+        # Of the whole of what lies in `.grad`, by order p.
+        self._totals: dict[float, float] = {}
+        self._wholes: dict[float, list[float]] = {}
 
-    def norms(self, p: float = 2.0) -> list[float]:
-        """Give the true norm of each gradient whole, as the pending factors make it."""
-        if p not in self._norms:
+    def _each_measured(self, p: float) -> list[float]:
+        if p not in self._wholes:
             self.measure(p, each=True)
-        return super().norms(p)
+        return self._wholes[p]
 
     def norm(self, p: float = 2.0) -> float:
         """Give the true norm of all gradients of the whole model together, as one vector."""
@@ -83,7 +84,7 @@ class SharedGradients(Gradients):
             slots[position] = part
         owners = dict(zip(self.positions, self.parameters, strict=True))
         wholes, self._totals[p], sums = self._sharing.each(slots, owners, p, ride)
-        self._norms[p] = [wholes[position] for position in self.positions]
+        self._wholes[p] = [wholes[position] for position in self.positions]
         return sums
 
     def unread_norms(self, p: float, ride: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,16 +126,18 @@ class SharedGradients(Gradients):
         """Norms of what lies here, each share of a number that lies on several ranks counted."""
         return [
             n if math.isinf(p) else n * self._sharing.replicas(parameter) ** (-1.0 / p)
-            for n, parameter in zip(tensor_norms(self.tensors, p), self.parameters, strict=True)
+            for n, parameter in zip(self._measured(p).each(), self.parameters, strict=True)
         ]
 
     def edit_(self, change: Callable[[list[Tensor]], object]) -> None:
         """Change what lies here in place; what was measured is forgotten."""
         super().edit_(change)
         self._totals.clear()
+        self._wholes.clear()
 
     def hand_over_(self) -> None:
         """Note that somebody else, such as a fused optimizer, applies the pending factor."""
         if self._factor != 1.0 or self._each is not None:
             self._totals.clear()
+            self._wholes.clear()
         super().hand_over_()
