@@ -48,15 +48,18 @@ class Rests:
     def __init__(self, names: Mapping[Tensor, str]) -> None:
         self._names = names
         self._is_open = False
+        self._is_last = False
         self._handles: dict[Tensor, RemovableHandle] = {}
         self._rests: dict[Tensor, Tensor] = {}
         self._versions: dict[Tensor, int] = {}  # of each `.grad`, when all is as it was left
 
-    def open(self, parameters: Iterable[Tensor]) -> None:
+    def open(self, parameters: Iterable[Tensor], *, is_last: bool) -> None:
         """See to it that every addition of the backward to come is noted.
 
         Args:
             parameters: Whose sums are compensated; those that are frozen are left out.
+            is_last: Have this backward leave whole sums behind, tensor by tensor as it goes, since
+                ranks add them up in it. One pass more before it, for sums that it will not reach.
 
         Raises:
             WindowError: Somebody has written to a sum since the last backward.
@@ -66,18 +69,21 @@ class Rests:
                 self._hook(parameter)
         for parameter in self._rests:
             self._check_untouched(parameter)
-        self._is_open = True
+        if is_last:
+            self._settle()
+        self._is_open, self._is_last = True, is_last
 
     def shut(self) -> None:
         """Note no addition."""
         self._is_open = False
+        if self._is_last:
+            self.forget()
 
     @torch.no_grad()
     def fold_(self) -> None:
         """Add to every sum what it has lost, and keep nothing: one pass.
 
-        A sum that is not finite stays so. One that is finite takes no rest that is not, as that of
-        an addition to the largest number of the dtype may be.
+        A sum that is not finite stays so, and one that is takes no rest that is not.
 
         Raises:
             WindowError: Somebody has written to a sum since the last backward.
@@ -86,15 +92,14 @@ class Rests:
             self._check_untouched(parameter)
             grad = parameter.grad
             if grad is not None:
-                rest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-                grad.add_(torch.view_as_complex(rest) if grad.is_complex() else rest)
+                grad.add_(_like(_finite_(rest), grad))
         self.forget()
 
     def forget(self) -> None:
         """Keep nothing: the sums are gone, or whole."""
         for handle in self._handles.values():
             handle.remove()
-        self._is_open = False
+        self._is_open = self._is_last = False
         self._handles, self._rests, self._versions = {}, {}, {}
 
     def _name_of(self, parameter: Tensor) -> str:
@@ -109,15 +114,26 @@ class Rests:
         if parameter in self._handles:
             self._handles[parameter].remove()
 
-        def arrive(grad: Tensor) -> None:
-            if self._is_open:
-                self._arrive(parameter, grad)
+        def arrive(grad: Tensor) -> Tensor | None:
+            return self._arrive(parameter, grad) if self._is_open else None
 
         handle = parameter.register_hook(arrive)  # type: ignore[no-untyped-call]
         self._handles[parameter] = handle
 
     @torch.no_grad()
-    def _arrive(self, parameter: Tensor, grad: Tensor) -> None:
+    def _settle(self) -> None:
+        """Round every sum and its rest together, and keep what that rounds off."""
+        for parameter, rest in self._rests.items():
+            if parameter.grad is not None:
+                _finite_(rest)
+                for sum_, addend, kept, lost in _additions(_real(parameter.grad), rest, rest):
+                    sum_.add_(addend)
+                    kept.copy_(_finite_(lost))
+        self._versions.clear()
+
+    @torch.no_grad()
+    def _arrive(self, parameter: Tensor, grad: Tensor) -> Tensor | None:
+        """Note an addition; give what is to be added instead, where it is another number."""
         before = parameter.grad
         if before is None:
             self._rests.pop(parameter, None)  # of a sum that was cleared
@@ -130,13 +146,25 @@ class Rests:
                 "`sparse=False` does, or leave `compensated` out."
             )
         if before is None or not _is_added(parameter):
-            return
+            return None
         self._check_untouched(parameter)
         rest = self._rests.get(parameter)
+        if self._is_last:
+            return None if rest is None else self._whole(parameter, before, grad)
         if is_new := rest is None:
             rest = self._rests[parameter] = torch.empty_like(_real(before))
-        _keep(_real(before), _real(grad), rest, is_new=is_new)
+        for _, _, kept, lost in _additions(_real(before), _real(grad), rest):
+            kept.copy_(lost) if is_new else kept.add_(lost)
         self._versions[parameter] = before._version + 1  # noqa: SLF001 - autograd adds next
+        return None
+
+    def _whole(self, parameter: Tensor, before: Tensor, grad: Tensor) -> Tensor:
+        """Make sum, gradient and rest one number, for autograd to add to a zero."""
+        rest = self._rests.pop(parameter)  # its memory takes the number
+        for sum_, addend, kept, lost in _additions(_real(before), _real(grad), rest):
+            _finite_(kept.add_(lost)).add_(torch.add(sum_, addend, out=lost))
+        before.zero_()
+        return _like(rest, before)
 
     def _check_untouched(self, parameter: Tensor) -> None:
         grad, known = parameter.grad, self._versions.get(parameter)
@@ -164,30 +192,25 @@ def _is_added(parameter: Tensor) -> bool:
     return will
 
 
-def _keep(sum_: Tensor, grad: Tensor, rest: Tensor, *, is_new: bool) -> None:
-    """Add to the rest what `sum_ + grad` is about to lose.
+def _additions(
+    sum_: Tensor, addend: Tensor, rest: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Go through an addition block by block: the three, and what `sum_ + addend` loses.
 
-    Args:
-        sum_: Before the addition.
-        grad: What is added.
-        rest: So far.
-        is_new: Whether it holds nothing yet, not even zeros.
+    The last lies in scratch, and is overwritten by the next block.
     """
-    size = _DEVICE_BLOCK if sum_.device.type != "cpu" else _HOST_BLOCK
+    size = _HOST_BLOCK if sum_.device.type == "cpu" else _DEVICE_BLOCK
     scratch: tuple[Tensor, Tensor] | None = None
-    for a, b, kept in _blocks((sum_, grad, rest), size):
+    for a, b, kept in _blocks((sum_, addend, rest), size):
         if scratch is None:  # the first block is the largest
             scratch = torch.empty_like(a), torch.empty_like(a)
-        part, other = (s[: len(a)] if a.ndim else s for s in scratch)
-        torch.add(a, b, out=part)
-        torch.sub(part, a, out=other)  # what of `b` has arrived
-        torch.sub(part, other, out=part)  # what of `a` has
-        torch.sub(a, part, out=part)
+        lost, other = (s[: len(a)] if a.ndim else s for s in scratch)
+        torch.add(a, b, out=lost)
+        torch.sub(lost, a, out=other)  # what of `b` has arrived
+        torch.sub(lost, other, out=lost)  # what of `a` has
+        torch.sub(a, lost, out=lost)
         torch.sub(b, other, out=other)
-        if is_new:
-            torch.add(part, other, out=kept)
-        else:
-            kept.add_(part.add_(other))
+        yield a, b, kept, lost.add_(other)
 
 
 def _blocks(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ...]]:
@@ -203,3 +226,12 @@ def _blocks(tensors: tuple[Tensor, ...], size: int) -> Iterator[tuple[Tensor, ..
 
 def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _like(rest: Tensor, grad: Tensor) -> Tensor:
+    return torch.view_as_complex(rest) if grad.is_complex() else rest
+
+
+def _finite_(rest: Tensor) -> Tensor:
+    """Drop what is not finite: of a sum that is not either, or of one beside the largest number."""
+    return rest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

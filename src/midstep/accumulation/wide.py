@@ -44,8 +44,8 @@ class Wide:
     `MixedPrecisionPolicy(reduce_dtype=torch.float32)` is asked for and nothing else is done. DDP's
     buckets are in the dtype of the parameters, so the float32 sums are added up over the ranks once
     the last backward is over: twice the bytes, and no overlap. Rests of float32 parameters are
-    added back before the backward in which DDP reduces, which is a plain addition: two roundings on
-    each rank, no further traffic, all of the overlap.
+    added back inside the backward in which DDP reduces, tensor by tensor before it takes them: one
+    rounding on each rank, no further traffic, and all of the overlap.
 
     Args:
         compensated: Keep what additions to float32 and float64 gradients round off.
@@ -119,13 +119,9 @@ class Wide:
             _set_grad_dtype(parameter, torch.float32)
 
     def before_backward(self, *, index: int, syncs: bool) -> None:
-        """Watch the additions to come; before those in which ranks meet, make the sums whole."""
-        if self._rests is None:
-            return
-        if syncs:
-            self._rests.fold_()
-        else:
-            self._rests.open(self._parameters(_WHOLE))
+        """Watch the additions to come, the last of which leave whole sums where ranks meet."""
+        if self._rests is not None:
+            self._rests.open(self._parameters(_WHOLE), is_last=syncs)
 
     def after_backward(self) -> None:
         """Watch none."""
