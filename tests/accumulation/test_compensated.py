@@ -220,6 +220,11 @@ def given_rows(numbers: tuple[float, ...]) -> list[Tensor]:
     return [torch.tensor([x, 1.0]) for x in numbers]
 
 
+def four_times(model: nn.Module, x: Tensor) -> Tensor:
+    """Undoes the seed of four microbatches."""
+    return 4 * held_loss(model, x)
+
+
 BROKEN = [
     ((1.0, INF, 1.0, 1.0), 1),
     ((1.0, 1.0, INF, -INF), 2),
@@ -235,22 +240,21 @@ def test_the_microbatch_that_is_not_finite_is_named(
 ) -> None:
     nonfinite = ms.Raise(every_microbatch=True) if door == "look" else ms.Raise()
     updater = updater_of(Held(2), compensated(), nonfinite=nonfinite)
-    loss: Any = lambda model, x: 4 * model(x).sum()  # noqa: E731 - undoes the seed
     with pytest.raises(ms.NonFiniteGradient) as caught:
-        updater.update(given_rows(numbers), loss, count=one)
+        updater.update(given_rows(numbers), four_times, count=one)
     assert caught.value.microbatch == culprit
     assert caught.value.parameters == {"weight": 1}
-    record = updater.update(given_rows((1e8, 3.0, -1e8, 0.0)), loss, count=one)
+    record = updater.update(given_rows((1e8, 3.0, -1e8, 0.0)), four_times, count=one)
     assert record.applied
     assert updater.model.weight.grad.tolist() == [3.0, 4.0]
 
 
 def test_a_finite_sum_at_the_end_of_the_range_stays_finite() -> None:
-    """The two-sum of the largest number and a small one with its sign turned overflows inside."""
-    grads = given_rows((-MOST * 2**-24, MOST, 0.0, 0.0))
-    found = held_sum([g / 4 * 4 for g in grads], compensated())
-    assert math.isfinite(found[0])
-    assert found[0].item() == pytest.approx(MOST)
+    """Inside the two-sum of these there is a number half a step beyond the largest."""
+    numbers = (-1.5 * 2.0**104, MOST, 0.0, 0.0)
+    updater = updater_of(Held(2), compensated(), clip=ms.ByValue(MOST))
+    assert updater.update(given_rows(numbers), four_times, count=one).applied
+    assert updater.model.weight.grad[0].item() == MOST - 2.0**104  # to even
 
 
 def test_a_skipped_window_leaves_nothing_to_the_next() -> None:

@@ -27,6 +27,10 @@ pytestmark = pytest.mark.distributed
 # before it.
 NUMBERS = ((1e8, 3.0, 0.5, -1e8, 1.0), (2.0**27, 1.125, -(2.0**27)))
 EXACT = math.fsum(x for numbers in NUMBERS for x in numbers)
+# Whose rest, on the first rank, is still there when the last backward leaves the weight out.
+ROUNDED = ((2.0**27, 5.0, 1.0), (-(2.0**27),))
+
+Numbers = tuple[tuple[float, ...], ...]
 
 
 class Two(nn.Module):
@@ -41,7 +45,7 @@ class Two(nn.Module):
         return found if is_left_out else found + self.other(x.to(self.other.weight.dtype)).float()
 
 
-def window_of(rank: int, kind: str) -> tuple[list[float], list[str]]:
+def window_of(rank: int, kind: str, given: Numbers = NUMBERS) -> tuple[list[float], list[str]]:
     """The sums of its gradients, and all that was called."""
     inner: nn.Module = Held(1)
     if kind == "left out":
@@ -54,7 +58,7 @@ def window_of(rank: int, kind: str) -> tuple[list[float], list[str]]:
         gradient_as_bucket_view=kind == "bucket views",
     )
     updater = updater_of(model, None if kind == "plain" else Wide(compensated=True))
-    numbers = torch.tensor(NUMBERS[rank])[:, None]
+    numbers = torch.tensor(given[rank])[:, None]
 
     def loss(model: Any, x: Tensor) -> Tensor:
         if isinstance(inner, Two):
@@ -73,9 +77,9 @@ def window_of(rank: int, kind: str) -> tuple[list[float], list[str]]:
     return found, [e.name for e in seen.events()]
 
 
-def sums(rank: int, size: int, kind: str) -> list[float]:
+def sums(rank: int, size: int, kind: str, given: Numbers = NUMBERS) -> list[float]:
     del size
-    return window_of(rank, kind)[0]
+    return window_of(rank, kind, given)[0]
 
 
 KINDS = ["whole", "bucket views", "left out", "beside half precision", "rows"]
@@ -88,6 +92,11 @@ def test_a_sum_over_ranks_is_rounded_once_on_each(kind: str) -> None:
     assert found[0] == EXACT
     if kind == "left out":
         assert found[1] == EXACT - 4.0
+
+
+def test_no_rank_adds_a_rest_to_what_is_the_same_on_all() -> None:
+    found, others = run(sums, "left out", ROUNDED, size=2)
+    assert found == others == [0.0, 0.0]
 
 
 def test_additions_of_autograd_lose_it() -> None:

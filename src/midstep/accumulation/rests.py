@@ -17,6 +17,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
@@ -47,7 +48,6 @@ class Rests:
 
     def __init__(self, names: Mapping[Tensor, str]) -> None:
         self._names = names
-        self._is_open = False
         self._is_last = False
         self._handles: dict[Tensor, RemovableHandle] = {}
         self._rests: dict[Tensor, Tensor] = {}
@@ -71,11 +71,10 @@ class Rests:
             self._check_untouched(parameter)
         if is_last:
             self._settle()
-        self._is_open, self._is_last = True, is_last
+        self._is_last = is_last
 
     def shut(self) -> None:
-        """Note no addition."""
-        self._is_open = False
+        """Keep nothing, if that was the backward that left whole sums."""
         if self._is_last:
             self.forget()
 
@@ -99,7 +98,7 @@ class Rests:
         """Keep nothing: the sums are gone, or whole."""
         for handle in self._handles.values():
             handle.remove()
-        self._is_open = self._is_last = False
+        self._is_last = False
         self._handles, self._rests, self._versions = {}, {}, {}
 
     def _name_of(self, parameter: Tensor) -> str:
@@ -114,9 +113,7 @@ class Rests:
         if parameter in self._handles:
             self._handles[parameter].remove()
 
-        def arrive(grad: Tensor) -> Tensor | None:
-            return self._arrive(parameter, grad) if self._is_open else None
-
+        arrive = functools.partial(self._arrive, parameter)
         handle = parameter.register_hook(arrive)  # type: ignore[no-untyped-call]
         self._handles[parameter] = handle
 

@@ -124,7 +124,7 @@ class Wide:
             self._rests.open(self._parameters(_WHOLE), is_last=syncs)
 
     def after_backward(self) -> None:
-        """Watch none."""
+        """Let go of what a last one has made whole."""
         if self._rests is not None:
             self._rests.shut()
 
