@@ -151,11 +151,11 @@ def main() -> None:
             for name, error in whole(count, cancels=cancels).items():
                 print(f"float32, {kind} sum of {count:5}, {name:32} {error:.1e}")
     for tokens in (16, 256):
-        times = paired({name: made(name, tokens) for name in WAYS}, rounds=9, warmup=1)
+        times = paired({name: made(name, tokens) for name in WAYS}, rounds=15, warmup=1)
         for name in list(WAYS)[1:]:
             shown = spread(ratios(times[name], times["autograd's own"]))
             print(f"windows of 8 x {tokens:3} tokens, {name:12} / autograd's own  {shown}")
-    times = paired({name: small(name) for name in WAYS}, rounds=9)
+    times = paired({name: small(name) for name in WAYS}, rounds=21)
     for name in list(WAYS)[1:]:
         shown = spread(ratios(times[name], times["autograd's own"]))
         print(f"windows of 4, Linear(8, 8), {name:12} / autograd's own  {shown}")
