@@ -70,7 +70,7 @@ class Wide:
         >>> updater = ms.Updater(
         ...     model, torch.optim.SGD(model.parameters(), lr=0.0),
         ...     accumulation=Wide(compensated=True))
-        >>> rows = [torch.full((1, 1), x) for x in (1e8, 3.0, -1e8)]
+        >>> rows = [torch.full((1, 1), x) for x in (1e9, 3.0, -1e9)]
         >>> record = updater.update(rows, lambda m, x: m(x).sum(), count=ms.rows())
         >>> model.weight.grad  # 0 without
         tensor([[1.]])
