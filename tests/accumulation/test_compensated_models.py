@@ -209,6 +209,31 @@ def test_a_compiled_model() -> None:
     assert_gains(compiled)
 
 
+def test_a_compiled_model_is_compiled_once_for_all_microbatches() -> None:
+    graphs = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        del example
+        graphs.append(graph)
+        return graph
+
+    model: Any = torch.compile(nn.Linear(4, 2), backend=backend)
+    updater = updater_of(model, Wide(compensated=True))
+    for _ in range(2):
+        updater.update([torch.ones(2, 4)] * 3, held_loss, count=one)
+    assert len(graphs) == 1
+
+
+def test_observers_see_each_microbatch_as_without() -> None:
+    found = []
+    for accumulation in (None, Wide(compensated=True)):
+        observers = [ms.observers.Microbatches()]
+        updater = updater_of(Words(), accumulation, observers=observers)
+        found.append(updater.update(parts(), loss_sum, count=one).extra["microbatch_grad_norms"])
+    assert found[0] == found[1]
+    assert len(found[0]) == len(parts())
+
+
 def test_under_autocast() -> None:
     model = Words()
     updater = updater_of(model, Wide(compensated=True), precision=ms.BF16())
