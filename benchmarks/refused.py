@@ -1,4 +1,4 @@
-"""Figures behind decisions 12 to 14: what was tried to make updates cheaper, mostly refused.
+"""Figures behind decisions 13 and 14: what was tried to make updates cheaper, mostly refused.
 
 OMP_NUM_THREADS=1 python benchmarks/refused.py
 """
@@ -13,30 +13,6 @@ from windows import made
 
 import midstep as ms
 from midstep.gradients import tensor_norms
-
-
-def sums(count: int) -> dict[str, float]:
-    """Error of the sum of so many bfloat16 gradients, relative to float64."""
-    torch.manual_seed(0)
-    grads = [(torch.randn(20_000) + 0.3).bfloat16() for _ in range(count)]
-    truth = torch.stack(grads).double().sum(0)
-    half, wide = torch.zeros(20_000).bfloat16(), torch.zeros(20_000)
-    top, rest = torch.zeros(20_000).bfloat16(), torch.zeros(20_000).bfloat16()
-    for grad in grads:
-        half += grad
-        wide += grad.float()
-        total = top.float() + rest.float() + grad.float()
-        top = total.bfloat16()
-        rest = (total - top.float()).bfloat16()
-    found = {
-        "bfloat16, 2 bytes": half,
-        "float32, 4 bytes": wide,
-        "bfloat16 with its rest, 4 bytes": top.double() + rest.double(),
-        "float32, rounded once": wide.bfloat16(),
-        "bfloat16 with its rest, rounded once": top,
-    }
-    scale = truth.square().mean().sqrt()
-    return {k: float((v.double() - truth).square().mean().sqrt() / scale) for k, v in found.items()}
 
 
 def hot_norm(num_entries: int) -> list[float]:
@@ -117,9 +93,6 @@ def joined_products() -> dict[str, list[float]]:
 def main() -> None:
     torch.set_num_threads(1)
     print(machine())
-    for count in (64, 1_000):
-        for name, error in sums(count).items():
-            print(f"sum of {count:5}, {name:38} {error:.1e}")
     for num_entries in (2**18, 2_359_296, 38_597_376):
         print(f"norm of {num_entries:10,} while hot / cold  {spread(hot_norm(num_entries))}")
     print(

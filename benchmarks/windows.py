@@ -16,7 +16,7 @@ from timing import machine, paired, ratios, spread
 from torch import Tensor, nn
 
 import midstep as ms
-from midstep.accumulation import Fused
+from midstep.accumulation import Accumulation, Fused
 
 WINDOW = 8
 WAYS = ("plain", "ours", "ours, fused accumulation")
@@ -32,7 +32,12 @@ def made(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def way_of(
-    name: str, *, tokens: int = 16, size: int = WINDOW, device: str = "cpu"
+    name: str,
+    *,
+    tokens: int = 16,
+    size: int = WINDOW,
+    device: str = "cpu",
+    accumulation: Accumulation | None = None,
 ) -> Callable[[], None]:
     """A function that runs one window."""
     model, optimizer = made(device)
@@ -47,7 +52,7 @@ def way_of(
             optimizer.zero_grad()
 
         return plain
-    accumulation = Fused() if "fused" in name else None
+    accumulation = Fused() if "fused" in name else accumulation
     updater = ms.Updater(model, optimizer, clip=ms.ByGlobalNorm(1.0), accumulation=accumulation)
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -65,12 +70,12 @@ def time_windows(*, tokens: int, rounds: int, device: str = "cpu") -> dict[str, 
     return paired(ways, rounds=rounds, warmup=1, ready=ready)
 
 
-def peak_bytes(name: str) -> int:
+def peak_bytes(name: str, script: str = __file__) -> int:
     """The highest resident memory of a fresh process that runs three windows, above its start.
 
     The least of three: what the allocator holds back moves it by a tenth.
     """
-    run = [sys.executable, str(Path(__file__)), "--peak", name]
+    run = [sys.executable, str(Path(script)), "--peak", name]
     runs = [subprocess.run(run, check=True, capture_output=True, text=True) for _ in range(3)]
     return min(int(done.stdout) for done in runs)
 
@@ -87,8 +92,11 @@ def resident_bytes(kind: str) -> int:
 
 
 def print_peak(name: str) -> None:
+    print_peak_of(way_of(name))
+
+
+def print_peak_of(way: Callable[[], None]) -> None:
     torch.set_num_threads(1)
-    way = way_of(name)
     small = nn.Linear(2, 2)  # what is imported on first use is no memory of a window
     ms.Updater(small, torch.optim.SGD(small.parameters(), fused=True)).update(
         [torch.ones(1, 2)], lambda m, x: m(x).sum(), count=ms.elements()

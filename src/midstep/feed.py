@@ -246,3 +246,5 @@ class Feed:
         for group in self._optimizer.param_groups:  # also those added since
             for parameter in group["params"]:
                 parameter.grad = None
+        if self._driver.accumulation is not None:
+            self._driver.accumulation.forget()

@@ -94,14 +94,17 @@ class _Model:
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._gradients = [(p, p.grad, _copy(p.grad)) for p in model.parameters()]
+        self._gradients = [(p, _grad_dtype(p), p.grad, _copy(p.grad)) for p in model.parameters()]
         self._modes = [(module, module.training) for module in model.modules()]
 
     @torch.no_grad()
     def restore(self) -> None:
         for tensor, kept in self._tensors:
             tensor.copy_(kept)
-        for parameter, gradient, kept in self._gradients:
+        for parameter, dtype, gradient, kept in self._gradients:
+            if dtype is not _grad_dtype(parameter):  # a window was begun and not stepped
+                parameter.grad = None
+                parameter.grad_dtype = dtype
             parameter.grad = gradient
             if gradient is not None:
                 gradient.copy_(kept)
@@ -152,6 +155,11 @@ class _Loaders:
             loader.load_state_dict(state)
         for generator, state in self._generators:
             generator.set_state(state)
+
+
+def _grad_dtype(parameter: Tensor) -> torch.dtype | None:
+    """In what a parameter's gradient is summed; None where this version of torch has no choice."""
+    return getattr(parameter, "grad_dtype", None)
 
 
 def _copy(value: Any) -> Any:

@@ -127,14 +127,13 @@ class Window(Generic[Batch]):
         self._first_bad: int | None = None
         self._is_settled = False
         self.tally = Tally(cut.counts, is_lazy=driver.is_lazy)
-        ranks = driver.ranks
         self._seeds = Seeds(
             scale,
-            rank_factor=1.0 if ranks is None else ranks.parallel.seed_factor,
+            rank_factor=1.0 if driver.ranks is None else driver.ranks.parallel.seed_factor,
             denominators=self.tally.denominators,
             num_expected=cut.size if cut.counts is None else None,
             divisor=divisor,
-            is_alone=ranks is None,
+            is_alone=driver.ranks is None,
         )
         self.index = -1
         self.is_last = False
@@ -384,6 +383,8 @@ class Window(Generic[Batch]):
                 "microbatch."
             )
         self.tally.check_complete()
+        if self._driver.accumulation is not None:
+            self._driver.accumulation.finish()
 
     def _misuse(self) -> WindowError:
         if self.ended:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import midstep as ms
 from midstep.accumulation import Fused, Wide
+from midstep.trial import trial
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -173,6 +174,18 @@ def test_a_window_that_is_skipped_leaves_the_next_one_wide() -> None:
     truth = summed_in_float64(model_of(torch.bfloat16), batches)
     assert updater.update(batches, loss_sum, count=ms.rows()).applied
     assert error_of([p.grad for p in model.parameters()], truth) < 2**-8
+
+
+def test_a_trial_that_ends_in_a_skipped_window_gives_the_gradients_back() -> None:
+    model = model_of(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    updater = ms.Updater(model, optimizer, nonfinite=ms.Skip(), accumulation=Wide())
+    updater.update(rows(4, torch.bfloat16), loss_sum, count=ms.rows())
+    before = [p.grad.clone() for p in model.parameters()]
+    with trial(updater):
+        bad = [torch.full((2, 6), math.nan).bfloat16()]
+        assert not updater.update(bad, loss_sum, count=ms.rows()).applied
+    assert all(torch.equal(p.grad, b) for p, b in zip(model.parameters(), before, strict=True))
 
 
 def test_four_bytes_a_parameter_at_the_end_of_a_window_and_two_after_it() -> None:

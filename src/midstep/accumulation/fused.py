@@ -118,6 +118,12 @@ class Fused:
         """Shut the gate."""
         self._gate.is_open = False
 
+    def finish(self) -> None:
+        """Nothing: everything is in `.grad`."""
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     def _takes(self, module: nn.Module) -> bool:
         # Of exactly these classes: another one's forward may do anything.
         if type(module) is nn.Linear:

@@ -42,6 +42,14 @@ class Accumulation(Protocol):
         """It has run, or failed."""
         ...
 
+    def finish(self) -> None:
+        """Every backward of the window has run, and the gradients are about to be looked at."""
+        ...
+
+    def forget(self) -> None:
+        """Every gradient has been cleared: keep nothing of them."""
+        ...
+
 
 def attached(
     given: Accumulation | None,
