@@ -30,6 +30,11 @@ def run(arguments: Sequence[str]) -> int:
         from .lint import lint_directly
 
         return lint_directly(arguments[1:])
+    if arguments[:1] == ["audit"]:  # the same, since whoever audits waits for the script as well
+        from .audit import asked_by, audit_directly
+
+        if (asked := asked_by(arguments[1:])) is not None:
+            return audit_directly(asked)
     from .application import invoke
 
     return invoke(arguments)
