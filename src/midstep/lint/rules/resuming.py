@@ -16,7 +16,7 @@ from .report import Report, words
 __all__ = ["optimizer_forgotten"]
 
 # Calls that may save or load the optimizer although their text does not show it.
-MAY_KEEP = re.compile(r"save|load|resum|restor|checkpoint|ckpt|snapshot", re.IGNORECASE)
+MAY_KEEP = re.compile(r"save|load|resum|restore|checkpoint|ckpt|snapshot", re.IGNORECASE)
 COUNTERS = re.compile(r"(^|_)(epoch|step|steps|iter|iters|iteration|it)s?$")
 FRAMEWORKS = re.compile(r"save_state\(|load_state\(|deepspeed|lightning|midstep|composer|ignite")
 
