@@ -31,6 +31,8 @@ def _own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     """Give back what a script takes over, and stand in an empty folder."""
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     monkeypatch.chdir(tmp_path)
+    # A process group of an earlier test would put the rank in front of each line.
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     yield
     sys.modules["__main__"], sys.argv[:], sys.path[:] = main, argv, path
 
