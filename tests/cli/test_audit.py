@@ -1,5 +1,6 @@
 """`midstep audit`: the script runs as Python would run it, and its loop is reported on."""
 
+import gc
 import json
 import os
 import subprocess
@@ -316,6 +317,37 @@ def test_nothing_of_the_option_parser_nor_of_a_report_is_loaded_beside_the_scrip
             assert f"midstep.{late}" not in beside
         assert "midstep.auditing.checks" in after
         assert not {"typer", "rich", "pydantic", "midstep.cli.application"} & after
+
+
+def test_the_end_of_the_process_finds_and_finishes_what_the_script_made() -> None:
+    text = """
+import atexit
+
+
+class Thing:
+    def __init__(self):
+        self.me = self
+        self.file = open("late.txt", "w")
+        self.file.write("written")
+
+    def __del__(self):
+        print("finished")
+
+
+thing = Thing()
+atexit.register(lambda: print("at exit", thing.me is thing))
+"""
+    process = start("-m", "midstep", "audit", write(SOUND + text))
+    assert process.stdout.split("\n")[-3:] == ["at exit True", "finished", ""]
+    assert Path("late.txt").read_text(encoding="utf-8") == "written"
+    assert process.stderr == "midstep audit: nothing found in 10 updates.\n"
+
+
+def test_a_process_that_goes_on_collects_its_garbage_as_before() -> None:
+    frozen = gc.get_freeze_count()
+    assert run(["audit", write(SOUND)]) == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= frozen
 
 
 @pytest.mark.parametrize(
