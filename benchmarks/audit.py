@@ -1,6 +1,6 @@
 """What `midstep audit` adds to a script: every example, and long loops of small models.
 
-    python benchmarks/audit.py [ROUNDS]
+    python benchmarks/audit.py [ROUNDS [EXAMPLE ...]]
 
 Each example runs as a process of its own, plain and audited in turn; its processor time is taken,
 which on a machine that others use too tells more than the clock. The loops run in one process;
@@ -55,16 +55,22 @@ def watched(width: int) -> None:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    names = sys.argv[2:]
     print(machine())
-    for example in EXAMPLES:
+    for example in [path for path in EXAMPLES if not names or path.stem in names]:
         pairs = [
             (run(str(example)), run("-m", "midstep", "audit", str(example)))
             for _ in range(rounds + 1)
         ][1:]
         seconds = statistics.median(plain for plain, _ in pairs)
-        ratio = statistics.median(audited / plain for plain, audited in pairs)
-        print(f"{example.stem:16} {seconds:6.2f} s, audited {ratio:.3f}x", flush=True)
-    for width in WIDTHS:
+        ratios = sorted(audited / plain for plain, audited in pairs)
+        middle = statistics.median(ratios)
+        print(
+            f"{example.stem:16} {seconds:6.2f} s, audited {middle:.3f}x "
+            f"({ratios[0]:.3f} to {ratios[-1]:.3f}, {len(pairs)} pairs)",
+            flush=True,
+        )
+    for width in () if names else WIDTHS:
         ways = {
             "plain": lambda width=width: loop(width),
             "audit": lambda width=width: watched(width),

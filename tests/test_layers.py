@@ -79,7 +79,7 @@ ONLY_STANDARD_LIBRARY = (*TIERS[0], *TIERS[1])
 INNER_ORDER = {
     "lint": ("source", "loops", "rules"),
     "auditing": (
-        *("events", "source", "history", "checks", "recorder"),
+        *("written", "events", "source", "history", "checks", "recorder"),
         *("launching", "gathering", "context"),
     ),
     "checkpoint": (

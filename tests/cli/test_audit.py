@@ -1,5 +1,6 @@
 """`midstep audit`: the script runs as Python would run it, and its loop is reported on."""
 
+import gc
 import json
 import os
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 import watched
 
-from midstep.cli import run
+from midstep.cli import audit_options, run
+from midstep.cli.application import invoke
+from midstep.cli.audit import Asked, asked_by
 
 FAULTY = watched.loop(
     """
@@ -29,6 +32,8 @@ def _own_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     """Give back what a script takes over, and stand in an empty folder."""
     main, argv, path = sys.modules["__main__"], list(sys.argv), list(sys.path)
     monkeypatch.chdir(tmp_path)
+    # A process group of an earlier test would put the rank in front of each line.
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     yield
     sys.modules["__main__"], sys.argv[:], sys.path[:] = main, argv, path
 
@@ -289,3 +294,112 @@ for worker in workers:
     worker.join()
 """
     assert audit(write(threads)) == (0, [])
+
+
+LOADED = """
+import sys
+
+print("loaded:", *sys.modules)
+"""
+
+
+def test_nothing_of_the_option_parser_nor_of_a_report_is_loaded_beside_the_script() -> None:
+    for text, code in ((SOUND, 0), (FAULTY, 1)):
+        name = write(text + LOADED)
+        line = f"from midstep.cli import run\ncode = run(['audit', {name!r}])"
+        process = start("-c", f"{line}{LOADED}sys.exit(code)")
+        assert process.returncode == code, process.stderr
+        beside, after = (
+            set(said.split()) for said in process.stdout.splitlines() if said.startswith("loaded:")
+        )
+        assert {"torch", "midstep.auditing.recorder.watching"} <= beside
+        for late in ("findings", "defects", "auditing.checks", "auditing.source", "updater"):
+            assert f"midstep.{late}" not in beside
+        assert "midstep.auditing.checks" in after
+        assert not {"typer", "rich", "pydantic", "midstep.cli.application"} & after
+
+
+def test_the_end_of_the_process_finds_and_finishes_what_the_script_made() -> None:
+    text = """
+import atexit
+
+
+class Thing:
+    def __init__(self):
+        self.me = self
+        self.file = open("late.txt", "w")
+        self.file.write("written")
+
+    def __del__(self):
+        print("finished")
+
+
+thing = Thing()
+atexit.register(lambda: print("at exit", thing.me is thing))
+"""
+    process = start("-m", "midstep", "audit", write(SOUND + text))
+    assert process.stdout.split("\n")[-3:] == ["at exit True", "finished", ""]
+    assert Path("late.txt").read_text(encoding="utf-8") == "written"
+    assert process.stderr == "midstep audit: nothing found in 10 updates.\n"
+
+
+def test_a_process_that_goes_on_collects_its_garbage_as_before() -> None:
+    frozen = gc.get_freeze_count()
+    assert run(["audit", write(SOUND)]) == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() <= frozen
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py",
+        "train.py --advice -m -- x --windows 3",
+        "-m pack.go --lr 1",
+        "--module --advice train.py",
+        "--windows 3 --windows=12 train.py",
+        "--format json --out found.json train.py a b",
+        "--format=sarif --format text train.py",
+        "--select MS1 --select=MS2,MS3 --ignore clip-after-step train.py",
+        "--out=a=b train.py -",
+    ],
+)
+def test_a_line_in_order_is_read_as_the_option_parser_reads_it(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[Asked] = []
+
+    def keep(asked: Asked) -> int:
+        parsed.append(asked)
+        return 0
+
+    monkeypatch.setattr(audit_options, "audit_directly", keep)
+    assert invoke(["audit", *line.split()]) == 0
+    asked = asked_by(line.split())
+    assert asked is not None
+    assert {**vars(asked), "style": asked.style or "text"} == vars(parsed[0])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--help",
+        "--advice",
+        "--help train.py",
+        "--no-such train.py",
+        "--windows 0 train.py",
+        "--windows -1 train.py",
+        "--windows two train.py",
+        "--format poem train.py",
+        "--advice=yes train.py",
+        "--select",
+        "--select --advice train.py",
+        "--out= train.py",
+        "-- train.py",
+        "-mx train.py",
+        "-",
+    ],
+)
+def test_any_other_line_is_left_to_the_option_parser(line: str) -> None:
+    assert asked_by(line.split()) is None

@@ -513,3 +513,33 @@ for x, y in loader:
 """
     findings = lint(Source("train.py", SETUP + text)).findings
     assert "MS109" in {finding.defect.code for finding in findings}
+
+
+def test_a_loss_that_is_divided_where_it_stands_in_a_result_is_divided() -> None:
+    text = """
+for i, (x, y) in enumerate(loader):
+    result = task.train_step(x, y)
+    result.loss /= args.k
+    result.loss.backward()
+    if (i + 1) % args.k == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+    findings = lint(Source("train.py", SETUP + text)).findings
+    assert "MS103" not in {finding.defect.code for finding in findings}
+    undivided = text.replace("    result.loss /= args.k\n", "")
+    findings = lint(Source("train.py", SETUP + undivided)).findings
+    assert "MS103" in {finding.defect.code for finding in findings}
+
+
+def test_microbatches_that_are_cleared_one_by_one_need_no_divisor() -> None:
+    text = """
+for i, (x, y) in enumerate(loader):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    if (i + 1) % args.k == 0:
+        optimizer.step()
+"""
+    findings = lint(Source("train.py", SETUP + text)).findings
+    found = {finding.defect.code for finding in findings if finding.level is not Level.ADVICE}
+    assert found == {"MS110"}

@@ -10,34 +10,16 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from .written import written
+
+# fmt: off
 __all__ = [
-    "Asked",
-    "Backward",
-    "Clear",
-    "Clip",
-    "Collective",
-    "Epoch",
-    "Event",
-    "Factor",
-    "Forward",
-    "Cast",
-    "HostRead",
-    "Loaded",
-    "NewOptimizer",
-    "NewSchedule",
-    "Place",
-    "Recompute",
-    "Recording",
-    "Replaced",
-    "Rescaled",
-    "Saved",
-    "ScalerStep",
-    "ScalerUpdate",
-    "Step",
-    "Term",
-    "Tick",
-    "Unscale",
+    "Asked", "Backward", "Cast", "Clear", "Clip", "Collective", "Epoch", "Event", "Factor",
+    "Forward", "HostRead", "Loaded", "NewOptimizer", "NewSchedule", "Place", "Recompute",
+    "Recording", "Replaced", "Rescaled", "Saved", "ScalerStep", "ScalerUpdate", "Step", "Term",
+    "Tick", "Unscale",
 ]
+# fmt: on
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -57,7 +39,7 @@ class Factor(NamedTuple):
     value: float  # the multiplier: 0.25 for a division by 4
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Term:
     """One reduction under the scalar that backward was called on.
 
@@ -86,14 +68,14 @@ class Term:
     factors: tuple[Factor, ...] = ()
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Event:
     """Something that happened at a line of the user's code; None where it was found out later."""
 
     place: Place | None
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class NewOptimizer(Event):
     """An optimizer, when it is first seen.
 
@@ -118,7 +100,7 @@ class NewOptimizer(Event):
     frozen: frozenset[int] = NOTHING
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class NewSchedule(Event):
     """A schedule, when it first ticks: the optimizer it drives, and its length where it has one."""
 
@@ -128,7 +110,7 @@ class NewSchedule(Event):
     horizon: float
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Forward(Event):
     """A forward through a data-parallel wrapper, and whether its backward will be summed."""
 
@@ -137,7 +119,7 @@ class Forward(Event):
     params: frozenset[int] = NOTHING
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Orphan:
     """A parameter that got a gradient and that no optimizer held, and where it was made."""
 
@@ -147,7 +129,7 @@ class Orphan:
     index: int = -1  # of the event it was made before; -1 if that was not seen
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Backward(Event):
     """One backward that accumulates into `.grad`.
 
@@ -183,7 +165,7 @@ class Backward(Event):
     route: tuple[Place, ...] = ()
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Clear(Event):
     """Gradients were cleared; `by` names the call, or is "hand"."""
 
@@ -191,7 +173,7 @@ class Clear(Event):
     by: str
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Rescaled(Event):
     """Gradients were multiplied by hand between two watched calls; nan if not by one number."""
 
@@ -199,7 +181,7 @@ class Rescaled(Event):
     ratio: float
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Clip(Event):
     """A clip of gradients.
 
@@ -232,7 +214,7 @@ class Clip(Event):
     inside: int | None = None
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Unscale(Event):
     """`GradScaler.unscale_`: with `again`, it had been called since the last update and raised."""
 
@@ -242,7 +224,7 @@ class Unscale(Event):
     again: bool = False
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class ScalerStep(Event):
     """`GradScaler.step`, after it: whether the optimizer stepped.
 
@@ -257,7 +239,7 @@ class ScalerStep(Event):
     is_empty: bool = False
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class ScalerUpdate(Event):
     """`GradScaler.update`: the scale before and after.
 
@@ -276,7 +258,7 @@ class ScalerUpdate(Event):
     failed: bool = False
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Step(Event):
     """`Optimizer.step`.
 
@@ -301,7 +283,7 @@ class Step(Event):
     made_by_hand: bool = False
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Tick(Event):
     """A step of a schedule: its counter after it."""
 
@@ -309,7 +291,7 @@ class Tick(Event):
     count: int
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Epoch(Event):
     """A loader began, or with `is_over` ended, a pass; `length` in batches, -1 if unknown."""
 
@@ -318,7 +300,7 @@ class Epoch(Event):
     is_over: bool
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Collective(Event):
     """A collective that the loop called itself; `params` where it was given their gradients."""
 
@@ -326,21 +308,21 @@ class Collective(Event):
     params: frozenset[int]
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Recompute(Event):
     """A recomputed block that drew random numbers without keeping the random state."""
 
     drew: bool
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class HostRead(Event):
     """`.item()` and its like on a tensor with a graph, which waits for the device."""
 
     on_device: bool
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Loaded(Event):
     """State of an "optimizer", a "schedule", a "scaler", ...: with `is_empty`, it then had none."""
 
@@ -348,21 +330,21 @@ class Loaded(Event):
     is_empty: bool = False
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Saved(Event):
     """State was asked of an "optimizer", a "schedule", a "scaler", or written to a "file"."""
 
     what: str
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Cast(Event):
     """A module was cast to a type of 16 bits."""
 
     dtype: str
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Replaced(Event):
     """Values of a gradient that are not finite were replaced; `had_some` if there were any."""
 
@@ -370,14 +352,14 @@ class Replaced(Event):
     had_some: bool
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Asked(Event):
     """Whether a loss, or the gradients of `params`, are finite was asked, of some that are not."""
 
     params: frozenset[int] = NOTHING
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Recording:
     """What one process did.
 

@@ -23,13 +23,14 @@ from .events import (
     ScalerStep,
     Step,
 )
+from .written import written
 
 __all__ = ["Discard", "History", "Update"]
 
 E = TypeVar("E", bound=Event)
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Update:
     """One attempt of one optimizer.
 
@@ -68,7 +69,7 @@ class Update:
         return len(self.backwards)
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Discard:
     """Gradients that were cleared before any step had used them."""
 
@@ -79,7 +80,7 @@ class Discard:
     params: frozenset[int]
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class _Pending:
     index: int
     backward: Backward

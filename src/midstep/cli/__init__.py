@@ -12,11 +12,12 @@ from collections.abc import Sequence
 __all__ = ["main", "run"]
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], *, ends_process: bool = False) -> int:
     """Run the command.
 
     Args:
         arguments: What follows `midstep`.
+        ends_process: The process ends with it, so nothing need be tidied up for what comes after.
 
     Returns:
         The exit code.
@@ -30,6 +31,11 @@ def run(arguments: Sequence[str]) -> int:
         from .lint import lint_directly
 
         return lint_directly(arguments[1:])
+    if arguments[:1] == ["audit"]:  # the same, since whoever audits waits for the script as well
+        from .audit import asked_by, audit_directly
+
+        if (asked := asked_by(arguments[1:])) is not None:
+            return audit_directly(asked, ends_process=ends_process)
     from .application import invoke
 
     return invoke(arguments)
@@ -37,4 +43,4 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Run the command with the arguments of this process, and end it."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], ends_process=True))

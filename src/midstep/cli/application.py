@@ -24,7 +24,7 @@ COMMANDS = {
     "threshold": "choices",
     "batch": "choices",
     "schedule": "schedule",
-    "audit": "audit",
+    "audit": "audit_options",
     "figures": "figures",
     "verify": "verify",
     "lint": "application",  # which knows typer, as `lint` need not

@@ -1,4 +1,9 @@
-"""`midstep audit`: run a script unchanged, and say what is wrong with its loop."""
+"""`midstep audit`: run a script unchanged, and say what is wrong with its loop.
+
+A command line that is in order is read here, in no time; any other, and `--help`, is left to typer
+(`audit_options`), which takes longer to load than most scripts are slowed down by the watching.
+What only a report needs is loaded when the script has ended.
+"""
 
 from __future__ import annotations
 
@@ -8,71 +13,121 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ..findings import Format, Selection, exit_code, render
-from .failures import FAILED, fail, period
+from ..auditing.launching import Program, load_module, load_script
+from .failures import FAILED, FOUND, INTERRUPTED, fail, period
 
 if TYPE_CHECKING:
-    from ..auditing.launching import Program
-    from ..findings import Finding
+    from ..findings import Finding, Format, Selection
 
-__all__ = ["SETTINGS", "audit"]
-
-# What follows the script is the script's.
-SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+__all__ = ["Asked", "asked_by", "audit_directly"]
 
 
-def audit(  # noqa: PLR0917 - an option of the command is an argument here
-    script: Annotated[str, typer.Argument(help="The script, or with -m the module.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="What the script is given.")
-    ] = None,
-    is_module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is a module, as after `python -m`.")
-    ] = False,
-    windows: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Watch so many steps; the script runs to its end."),
-    ] = None,
-    style: Annotated[
-        Format, typer.Option("--format", help="How findings are written.")
-    ] = Format.TEXT,
-    select: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Report only these: MS2, MS204, name.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Leave these out.")
-    ] = None,
-    advice: Annotated[bool, typer.Option("--advice", help="Report advice, too.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the findings into a file.")
-    ] = None,
-) -> int:
-    """Run a script unchanged, watch its loop, and report each defect with file and line.
+class Asked:
+    """What the command was asked to do.
 
-    Many ranks: torchrun --nproc-per-node 2 -m midstep audit train.py
+    Args:
+        script: The script or module.
+        arguments: What it is given.
+    """
 
-    Exit code: that of the script if it failed; else 1 if something was found, and 0 if not.
+    def __init__(self, script: str, arguments: tuple[str, ...]) -> None:
+        self.script = script
+        self.arguments = arguments
+        self.is_module = False
+        self.windows: int | None = None
+        self.style: Format | None = None  # None for text
+        self.select: tuple[str, ...] = ()
+        self.ignore: tuple[str, ...] = ()
+        self.advice = False
+        self.out: Path | None = None
+
+
+def asked_by(arguments: Sequence[str]) -> Asked | None:
+    """Read a command line that is in order.
+
+    Args:
+        arguments: What follows `midstep audit`.
+
+    Returns:
+        What is asked for; None where the line asks for help, or is wrong or unusual.
+    """
+    rest, flags = list(arguments), set[str]()
+    values: dict[str, list[str]] = {}
+    while rest and rest[0].startswith("-"):
+        name, equals, value = rest.pop(0).partition("=")
+        if name in FLAGS and not equals:
+            flags.add(FLAGS[name])
+        elif name in OPTIONS:
+            if not equals:
+                value = rest.pop(0) if rest else ""
+            if not value or value.startswith("-"):
+                return None
+            values.setdefault(name, []).append(value)
+        else:
+            return None
+    windows, style = values.get("--windows", [""])[-1], values.get("--format", ["text"])[-1]
+    is_number = windows.isascii() and windows.isdecimal() and int(windows) > 0
+    if not rest or (windows and not is_number) or style not in STYLES:
+        return None
+    asked = Asked(rest[0], tuple(rest[1:]))
+    asked.is_module, asked.advice = "module" in flags, "advice" in flags
+    asked.windows = int(windows) if windows else None
+    if style != "text":
+        from ..findings import Format
+
+        asked.style = Format(style)
+    asked.select, asked.ignore = (tuple(values.get(n, ())) for n in ("--select", "--ignore"))
+    asked.out = Path(values["--out"][-1]) if "--out" in values else None
+    return asked
+
+
+FLAGS = {"--module": "module", "-m": "module", "--advice": "advice"}
+OPTIONS = ("--windows", "--format", "--select", "--ignore", "--out")
+STYLES = ("text", "json", "sarif", "github")
+
+
+def audit_directly(asked: Asked, *, ends_process: bool = False) -> int:
+    """Run the command.
+
+    Args:
+        asked: What it is to do.
+        ends_process: Leave what was imported before the script to the end of the process, where
+            the garbage collector need not take torch apart (0.4 s).
+
+    Returns:
+        The exit code.
     """
     try:
-        selection = Selection(tuple(select or ()), tuple(ignore or ()), advice)
-        program = _load(script, is_module)
+        if asked.select or asked.ignore:
+            _selection(asked)  # a name that is none is told before anything runs
+        load = load_module if asked.is_module else load_script
+        program = load(asked.script)
     except (OSError, SyntaxError, ImportError, ValueError) as error:
-        fail(period(_in_words(script, error)))
+        fail(period(_in_words(asked.script, error)))
         return FAILED
-    out = None if out is None else out.absolute()  # the script may go elsewhere
-    is_for_machines = style in {Format.JSON, Format.SARIF} and out is None
+    if asked.out is not None:
+        asked.out = asked.out.absolute()  # the script may go elsewhere
+    is_for_machines = asked.style in {"json", "sarif"} and asked.out is None
     stdout = _only_findings_on_stdout() if is_for_machines else None
-    return _run(program, arguments or [], selection, windows, _Writer(style, out, stdout))
+    try:
+        return _run(program, asked, stdout)
+    except KeyboardInterrupt:  # one more while the findings are gathered
+        return INTERRUPTED + 2
+    except BrokenPipeError:
+        # Nobody reads the findings; without this Python complains once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FOUND
+    finally:
+        if not ends_process:
+            gc.unfreeze()
 
 
-def _load(script: str, is_module: bool) -> Program:
-    from ..auditing.launching import load_module, load_script
+def _selection(asked: Asked) -> Selection:
+    from ..findings import Selection
 
-    return load_module(script) if is_module else load_script(script)
+    return Selection(asked.select, asked.ignore, asked.advice)
 
 
 def _in_words(script: str, error: Exception) -> str:
@@ -83,37 +138,7 @@ def _in_words(script: str, error: Exception) -> str:
     return str(error)
 
 
-class _Writer:
-    """Writes findings where they were wanted."""
-
-    def __init__(self, style: Format, out: Path | None, stdout: Any) -> None:
-        self.style = style
-        self.out = out
-        self.stdout = stdout
-
-    def write(self, findings: Sequence[Finding], summary: str) -> None:
-        from .. import __version__
-
-        text = render(findings, self.style, tool="audit", version=__version__)
-        if self.out is not None:
-            self.out.write_text(text, encoding="utf-8")
-        elif self.stdout is not None:
-            self.stdout.write(text)
-            self.stdout.flush()
-        else:
-            sys.stdout.flush()
-            _show(text, self.style)
-        if self.style is Format.TEXT:
-            sys.stderr.write(f"{summary}\n")
-
-
-def _run(
-    program: Program,
-    arguments: Sequence[str],
-    selection: Selection,
-    windows: int | None,
-    writer: _Writer,
-) -> int:
+def _run(program: Program, asked: Asked, stdout: Any) -> int:
     with _uncollected():
         from ..auditing.gathering import Folder, watch_children
         from ..auditing.recorder.watching import watch
@@ -123,24 +148,43 @@ def _run(
 
     folder, here = Folder(), Path.cwd()  # the script may leave it
     with (
-        watch(own=program.own, max_updates=windows, find_optimizers=False) as recorder,
+        watch(own=program.own, max_updates=asked.windows, find_optimizers=False) as recorder,
         watch_children(recorder, folder.path, program.own),
     ):
-        ending = program.run(arguments)
+        ending = program.run(asked.arguments)
         is_complete = ending.error is None and ending.code == 0
         recording = recorder.recording(is_complete=is_complete)
     folder.write(recording, f"rank{folder.local_rank}")
     if not folder.reports:
         return ending.code
-    gc.unfreeze()
     with _uncollected():
         from ..auditing.context import judge
+        from ..findings import exit_code
 
         recordings = folder.read()
-        findings = judge(recordings, selection, here)
-    num_updates = sum(r.num_updates for r in recordings)
-    writer.write(findings, _summary(findings, num_updates, len(recordings)))
+        findings = judge(recordings, _selection(asked), here)
+        num_updates = sum(r.num_updates for r in recordings)
+        _write(findings, _summary(findings, num_updates, len(recordings)), asked, stdout)
     return ending.code or exit_code(findings)
+
+
+def _write(findings: Sequence[Finding], summary: str, asked: Asked, stdout: Any) -> None:
+    """Write findings where they were wanted."""
+    from .. import __version__
+    from ..findings import Format, render
+
+    style = asked.style or Format.TEXT
+    text = render(findings, style, tool="audit", version=__version__)
+    if asked.out is not None:
+        asked.out.write_text(text, encoding="utf-8")
+    elif stdout is not None:
+        stdout.write(text)
+        stdout.flush()
+    else:
+        sys.stdout.flush()
+        _show(text, style)
+    if style is Format.TEXT:
+        sys.stderr.write(f"{summary}\n")
 
 
 @contextlib.contextmanager
@@ -177,7 +221,7 @@ def _only_findings_on_stdout() -> Any:
 
 def _show(text: str, style: Format) -> None:
     """Write to a terminal in colour, elsewhere as it is."""
-    if style is not Format.TEXT or not sys.stdout.isatty():
+    if style != "text" or not sys.stdout.isatty():
         sys.stdout.write(text)
         sys.stdout.flush()
         return

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 from .call import Call, use_up
 from .evaluator import text_of
+from .gradients import is_squared_gradient
 from .trace import Act
 from .values import (
     Const,
@@ -86,7 +88,11 @@ def _filter(call: Call) -> Value:
 
 
 def _sum(call: Call) -> Value:
+    """`sum(losses)` and `torch.sum(p.grad ** 2)`."""
     value = call.get(0, "")
+    squares = call.node.args[0] if call.node.args else None
+    if isinstance(squares, ast.BinOp | ast.Call) and is_squared_gradient(call.reader, squares):
+        call.reader.emit(Act.NORM, call.node, value)
     if isinstance(value, WindowSum | Loss):
         return value
     if isinstance(value, Items) and value.items and isinstance(value.items[0], Loss):

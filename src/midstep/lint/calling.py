@@ -8,6 +8,7 @@ from . import known
 from .builtin import BUILTINS
 from .call import Call, use_up
 from .evaluator import Evaluator, text_of
+from .gradients import in_full
 from .trace import Act
 from .values import (
     Accelerator,
@@ -285,7 +286,7 @@ def _nan_to_num(call: Call) -> Value:
 
 def _norm(call: Call) -> Value:
     """`torch.norm(p.grad)`, `torch.linalg.vector_norm(p.grad)`."""
-    if call.node.args and ".grad" in text_of(call.node.args[0]):
+    if call.node.args and ".grad" in f"{in_full(call.reader, call.node.args[0])}.":
         call.reader.emit(Act.NORM, call.node, call.args[0])
     return Unknown("norm")
 

@@ -151,7 +151,7 @@ class Expressions:
         if isinstance(owner, Loss) and name in {"data", "grad_fn"}:
             return owner.with_(detached=True)
         if name == "loss" and isinstance(owner, Unknown) and owner.is_result:
-            return Loss(Kind.MEAN, node, roots=(owner,))
+            return owner.loss or Loss(Kind.MEAN, node, roots=(owner,))
         if name in methods.BY_NAME and isinstance(owner, Module | Unknown | Optimizer):
             return Bound(owner, name)
         return Unknown(f"{key_of(owner)}.{name}")

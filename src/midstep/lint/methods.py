@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Callable
 
 from . import known
@@ -12,6 +11,7 @@ from .asking import formula_of
 from .call import Call, use_up
 from .calling import clip, opaque
 from .evaluator import text_of
+from .gradients import in_full, is_squared_gradient
 from .trace import Act
 from .values import (
     Accelerator,
@@ -39,8 +39,6 @@ from .values import (
 )
 
 __all__ = ["call_method"]
-
-SQUARED_GRADIENT = re.compile(r"\.grad\b.*(\.pow\(2|\.square\(|\*\* ?2)")
 
 
 def call_method(call: Call, bound: Bound) -> Value:
@@ -206,7 +204,7 @@ def _prepare(call: Call, owner: Value) -> Value:
 
 def _reduced(kind: Kind) -> Callable[[Call, Value], Value]:
     def reduce(call: Call, owner: Value) -> Value:
-        if kind is Kind.SUM and SQUARED_GRADIENT.search(text_of(call.node.func)):
+        if kind is Kind.SUM and is_squared_gradient(call.reader, call.node.func):
             call.reader.emit(Act.NORM, call.node, owner)
         is_partial = kind is Kind.SUM and bool(call.args or {"dim", "axis"} & call.named.keys())
         if isinstance(owner, Loss):
@@ -294,7 +292,7 @@ def _fill(call: Call, owner: Value) -> Value:
 
 
 def _norm(call: Call, owner: Value) -> Value:
-    if _is_gradient(call):
+    if ".grad" in f"{in_full(call.reader, call.node.func)}.":
         call.reader.emit(Act.NORM, call.node, owner)
     return Unknown("norm")
 

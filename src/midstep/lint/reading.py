@@ -157,6 +157,8 @@ class Reader(Expressions):
                 _call_it(value, f"{owner.key}.{target.attr}")
                 key = f"{owner.key}.{target.attr}"
                 owner.attributes[target.attr] = self.steady(target.attr, value, key)
+            elif isinstance(owner, Unknown) and target.attr == "loss":
+                owner.loss = value
         elif isinstance(target, ast.Tuple | ast.List):
             for number, part in enumerate(target.elts):
                 inner: Value = Unknown(text_of(part))

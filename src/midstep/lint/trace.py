@@ -194,6 +194,8 @@ class _Player:
     def inside(self, node: Branch | Region | Attempt | Inlined | Loop) -> None:
         if isinstance(node, Branch):
             if is_light(node):
+                if asks_for_gradient(node):
+                    self.play(node.body)
                 return
             chosen = holds(node.formula, self.run.answer)
             self.run.tests.append((node, chosen))
@@ -320,6 +322,21 @@ LIGHT = {
     Act.SYNC,
     Act.FILL,
 }
+
+
+def asks_for_gradient(branch: Branch) -> bool:
+    """Whether a condition only leaves out parameters without gradient: `if p.grad is not None`.
+
+    Args:
+        branch: Any.
+    """
+    test = getattr(branch.node, "test", None)
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.IsNot)
+        and isinstance(test.left, ast.Attribute)
+        and test.left.attr == "grad"
+    )
 
 
 def is_light(branch: Branch) -> bool:

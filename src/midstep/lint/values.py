@@ -49,6 +49,7 @@ class Unknown(Value):
     is_result: bool = False  # of a call: two calls give two things
     is_named: bool = False
     class_name: str = ""  # of the class outside the file that it was made of
+    loss: Value | None = None  # what was written into its `loss`
 
 
 @thing

@@ -151,6 +151,7 @@ def _forgotten(history: History) -> Iterator[Finding]:
     """What a resume did not load although the run has it."""
     loads = {event.what: (index, event) for index, event in history.of_kind(Loaded)}
     if "optimizer" not in loads:
+        yield from _optimizer_forgotten(history, loads)
         return
     index, load = loads["optimizer"]
     # Frameworks load a fresh state only to move it. After steps, an optimizer that has no state
@@ -173,6 +174,26 @@ def _forgotten(history: History) -> Iterator[Finding]:
             )
     if "random state" not in loads:
         yield make("MS707", place, "An optimizer was loaded, and no random state.")
+
+
+def _optimizer_forgotten(
+    history: History, loads: dict[str, tuple[int, Loaded]]
+) -> Iterator[Finding]:
+    """A schedule or a scaler that was read from a file, beside an optimizer that begins anew."""
+    for what in ("schedule", "scaler"):
+        index, load = loads.get(what, (-1, None))
+        if load is None or "file" not in loads or loads["file"][0] > index:
+            continue
+        steps = [step for _, step in history.between(index, len(history.events), Step)]
+        names = {history.optimizers[step.optimizer].name for step in steps}
+        # Whether SGD has a momentum is not known.
+        if names and "SGD" not in names:
+            yield make(
+                "MS706",
+                load.place,
+                f"A {what} was loaded, and the optimizer that is stepped with it was not.",
+            )
+            return
 
 
 def _moved_schedule(history: History, index: int) -> bool:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..events import (
     Backward,
     Clear,
+    Clip,
     Event,
     NewOptimizer,
     Orphan,
@@ -66,6 +67,7 @@ class Recorder:
         self.syncs: Callable[[], bool | None] = lambda: None
         self.batch_norms: dict[int, Place] = {}
         self.num_updates = 0
+        self.before_step = 0  # number of events when the last step began
         self.num_unmeasured = 0
         self.letting_go: list[Callable[[], None]] = []
         self.started = time.time()
@@ -185,6 +187,12 @@ class Recorder:
         self.note_rank()
         if self._max_updates is not None and self.num_updates >= self._max_updates:
             self.let_go()
+
+    def forget_looks(self) -> None:
+        """Forget the norms that an optimizer took for itself in the step that ends."""
+        during = self.events[self.before_step :]
+        kept = [event for event in during if not (isinstance(event, Clip) and event.is_look)]
+        self.events[self.before_step :] = kept
 
     def has_new(self, keys: frozenset[int]) -> bool:
         """Whether a backward gave some of these parameters a gradient since it was cleared."""

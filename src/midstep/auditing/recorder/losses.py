@@ -7,7 +7,6 @@ is not computed but measured: it is the gradient that arrives there during the b
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..events import Factor, Term
+from ..written import written
 
 __all__ = ["FAILURES", "Leaf", "find_leaves", "number"]
 
@@ -42,7 +42,7 @@ _LINEAR = (
 )
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Leaf:
     """A reduction, and the node whose incoming gradient says what it counts for."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
 from collections.abc import Iterable
@@ -11,6 +10,8 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from ..written import written
 
 __all__ = ["Numbers", "Parameters", "Watched", "params_of", "ratio_of", "sample_of", "shape_of"]
 
@@ -50,7 +51,7 @@ class Numbers:
         return entry[0]
 
 
-@dataclasses.dataclass(slots=True)
+@written
 class Watched:
     """An optimizer, its number, and the parameters it held at the last look."""
 

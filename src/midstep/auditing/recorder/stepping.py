@@ -83,6 +83,7 @@ def _before_step(recorder: Recorder) -> Callable[..., None]:
             return
         mine = recorder.know(optimizer)
         recorder.look()
+        recorder.before_step = len(recorder.events)
         if _has_closure(args, kwargs):
             recorder.inside.append(mine)
 
@@ -101,6 +102,8 @@ def _after_step(recorder: Recorder) -> Callable[..., None]:
         has_closure = _has_closure(args, kwargs)
         if has_closure and mine in recorder.inside:
             del recorder.inside[recorder.inside.index(mine) :]
+        elif not has_closure:
+            recorder.forget_looks()
         parameters = recorder.parameters
         keys = parameters.watched[id(optimizer)].keys
         have = parameters.intern(key for key in keys if parameters.marks.get(key) is not None)

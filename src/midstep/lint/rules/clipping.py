@@ -10,9 +10,19 @@ from ..evaluator import text_of
 from ..loops import Update
 from ..sameness import bare, covers
 from ..trace import Act, Event, Run, walk
-from ..values import Accelerator, Const, Module, Optimizer, Params, Scaler, Value, Wrap, key_of
+from ..values import (
+    Accelerator,
+    Const,
+    Module,
+    Optimizer,
+    Params,
+    Scaler,
+    Value,
+    Wrap,
+    key_of,
+)
 from .dividing import accumulates
-from .report import Edit, Report, at, clips_of, positions, words
+from .report import Edit, Report, at, clipped_by_hand, clips_of, positions, words
 
 __all__ = ["CLIPPING"]
 
@@ -241,7 +251,7 @@ def subset(update: Update) -> Iterator[Report]:
         return
     mine = update.optimizer.params
     clips = list(clips_of(update))
-    given = [event.subject for event in clips]
+    given = [clipped_by_hand(update, event) or event.subject for event in clips]
     if not clips or not isinstance(mine, Params) or not mine.modules:
         return
     if not all(isinstance(p, Params) and p.whole and p.modules for p in given):

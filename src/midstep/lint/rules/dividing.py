@@ -183,7 +183,7 @@ def not_divided(update: Update) -> Iterator[Report]:
     is_window = update.is_flat or (update.is_nested and update.is_named)
     if not is_window or update.place.is_opaque() or update.place.events(Act.DIVIDE, Act.FILL):
         return
-    if _changes_rate(update):
+    if _changes_rate(update) or _clears_inside(update):
         return
     losses = update.losses()
     if len(losses) != 1:
@@ -210,6 +210,14 @@ def _framework_of(event: Event) -> bool:
     return text_of(event.node).partition("(")[0] not in {"", "loss.backward"} and not isinstance(
         event.node, ast.Call
     )
+
+
+def _clears_inside(update: Update) -> bool:
+    """Whether every microbatch clears what the one before it left, so that nothing is summed."""
+    clearing = (
+        positions(run, Act.ZERO) for run in (update.inside_runs() if update.is_flat else ())
+    )
+    return any(clearing)
 
 
 def _changes_rate(update: Update) -> bool:

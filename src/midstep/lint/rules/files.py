@@ -12,6 +12,7 @@ from ..source import Source
 from ..trace import Act, Event, Loop, walk
 from ..values import Scaler, Schedule, Value, key_of
 from .report import Edit, Report, words
+from .resuming import optimizer_forgotten
 
 __all__ = ["FILES"]
 
@@ -216,4 +217,4 @@ def _changing(roots: Sequence[Root], save: ast.Call) -> list[Value]:
     return found
 
 
-FILES = (recompute, forgotten)
+FILES = (recompute, forgotten, optimizer_forgotten)

@@ -9,6 +9,7 @@ from ..conditions import Topic, atoms_of, holds
 from ..evaluator import text_of
 from ..loops import Update
 from ..trace import Act, Attempt, Branch, Event, Exit, walk
+from .hiding import left_out_numbers
 from .report import Edit, Report, at, positions, words
 
 __all__ = ["NON_FINITE"]
@@ -34,6 +35,14 @@ def hidden(update: Update) -> Iterator[Report]:
                 "all the same.",
             )
             return
+    for place, asked in left_out_numbers(update):
+        yield Report(
+            "MS603",
+            place,
+            f"{words(place)} leaves a loss out of the log by {words(asked)}, and the step is taken "
+            "all the same.",
+        )
+        return
     for run in update.step_runs():
         backwards = positions(run, Act.BACKWARD)
         for number in positions(run, Act.REPORT):

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...defects import Level
 from ..evaluator import text_of
 from ..loops import Update
-from ..trace import Act, Event, Run
-from ..values import Loss, Scaled, Value
+from ..trace import Act, Event, Loop, Run, walk
+from ..values import Items, Loss, Params, Scaled, Value
 
-__all__ = ["Edit", "Report", "at", "loss_behind", "positions", "words"]
+__all__ = ["Edit", "Report", "at", "clipped_by_hand", "loss_behind", "positions", "words"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,3 +114,28 @@ def clips_of(update: Update) -> Iterator[Event]:
     for event in update.place.events(Act.CLIP):
         if not event.calm and update.touches(event.subject):
             yield event
+
+
+def clipped_by_hand(update: Update, clip: Event) -> Params | None:
+    """What `for p in params: p.grad.mul_(limit / norm)` clips.
+
+    Args:
+        update: One optimizer in one place.
+        clip: One of its clips.
+
+    Returns:
+        The parameters; None for any other clip, and where no norm is in sight.
+    """
+    if not update.place.events(Act.NORM):
+        return None
+    for loop in update.place.nodes():
+        if not isinstance(loop, Loop) or not isinstance(loop.node, ast.For):
+            continue
+        target = text_of(loop.node.target)
+        is_of_each = text_of(clip.node).startswith(f"{target}.grad")
+        if is_of_each and any(node is clip for node in walk(loop.body)):
+            items = loop.iterator.items if isinstance(loop.iterator, Items) else [loop.iterator]
+            several = [item for item in items if isinstance(item, Params) and item.whole]
+            modules = tuple(module for item in several for module in item.modules)
+            return Params(modules, one_shot=False, whole=len(several) == len(items))
+    return None
