@@ -6,11 +6,11 @@ Run by hand; the recipe `language` takes most of the time:
     OMP_NUM_THREADS=2 python benchmarks/range_test.py digits     # one of them
     OMP_NUM_THREADS=2 python benchmarks/range_test.py --constant # at one rate
 
-For each recipe and optimizer: a range test of three sweeps of 100 points, of twice as many points
+For each recipe and optimizer: a range test of three sweeps of 80 points, of twice as many points
 while its confidence is low or it finds no fall; then whole trainings of 400 updates at a third of
-the upper bound, at the bound, at three times the bound, and at the ceiling, from three seeds
-(`language` from one). The rate is the peak of the recipe's schedule, or constant with `--constant`.
-Two rates are equal when the mean difference within seeds is smaller than its 95 % interval.
+the upper bound, at the bound, at three times the bound, and at the ceiling, from three seeds. The
+rate is the peak of the recipe's schedule, or constant with `--constant`. Two rates are equal when
+the mean difference within seeds is smaller than its 95 % interval.
 
 Before that the curves of `tests/data/curves`, read here and by the rules of fastai 2.8 (valley),
 Lightning 2.6 and torch-lr-finder 0.2, as their sources state them.
@@ -66,12 +66,9 @@ def made(
     return recipe, updater
 
 
-def swept(name: str, make: Make, *, scheduled: bool) -> RangeTest:
-    """Sweep with 100 points for a peak, 210 for a constant rate; more while the answer is unsure.
-
-    210 are 30 a decade: the longer a sweep, the more of the fall is done at smaller rates.
-    """
-    num_updates = 100 if scheduled else 210
+def swept(name: str, make: Make) -> RangeTest:
+    """Sweep with as many points as suit such trainings, with more while the answer is unsure."""
+    num_updates = STEPS // 5
     while True:
         recipe, updater = made(name, make, 1e-3, seed=0)
         found = lr_range(
@@ -86,7 +83,7 @@ def swept(name: str, make: Make, *, scheduled: bool) -> RangeTest:
             repeats=3,
         )
         is_sure = found.reading.confidence in (Confidence.HIGH, Confidence.MEDIUM)
-        if is_sure or num_updates >= 400:
+        if is_sure or num_updates >= STEPS:
             return found
         num_updates *= 2
 
@@ -117,7 +114,7 @@ def trained(name: str, make: Make, lr: float, seed: int, *, scheduled: bool) -> 
 def bench_setting(name: str, label: str, *, scheduled: bool) -> bool:
     """Print one setting; say whether the upper bound beats or equals both of its neighbours."""
     make, started = OPTIMIZERS[label], time.perf_counter()
-    found = swept(name, make, scheduled=scheduled)
+    found = swept(name, make)
     reading = found.reading
     if reading.upper is None or reading.ceiling is None:
         print(f"{name}, {label}: {reading}", flush=True)
@@ -125,7 +122,7 @@ def bench_setting(name: str, label: str, *, scheduled: bool) -> bool:
     upper = reading.upper.lr
     rates = {"upper": upper, "upper / 3": upper / 3, "3 upper": 3 * upper}
     rates["ceiling"] = reading.ceiling.lr
-    seeds = range(1 if name == "language" else 3)
+    seeds = range(3)
     losses = {
         what: [trained(name, make, lr, seed, scheduled=scheduled) for seed in seeds]
         for what, lr in rates.items()

@@ -33,8 +33,8 @@ Updates: TypeAlias = Annotated[
     int,
     typer.Option(
         metavar="N",
-        help="Updates of a sweep, one a rate; more give lower bounds. 100 suit the peak of a "
-        "schedule, 210 a constant rate.",
+        help="Updates of a sweep, one a rate; more give lower bounds. 80 suit trainings of some 400 "
+        "updates.",
         rich_help_panel=_SWEEP,
     ),
 ]
@@ -68,7 +68,7 @@ def lr_range(  # noqa: PLR0917 - an option of the command is an argument here
     recipe: given.NamedRecipe,
     start: Start = 1e-6,
     end: End = 10.0,
-    updates: Updates = 100,
+    updates: Updates = 80,
     repeats: Repeats = 1,
     linear: Linear = False,
     size: given.Size = None,

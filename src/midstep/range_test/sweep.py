@@ -79,7 +79,7 @@ def lr_range(
     count: Count | None = None,
     start_lr: float = 1e-6,
     end_lr: float = 10.0,
-    num_updates: int = 100,
+    num_updates: int = 80,
     linear: bool = False,
     repeats: int = 1,
     on_point: Callable[[int, float, float], None] | None = None,
@@ -111,7 +111,7 @@ def lr_range(
         count: As in `Updater.windows`.
         start_lr: First rate.
         end_lr: Last rate.
-        num_updates: Points of a sweep; at least 12.
+        num_updates: Points of a sweep; at least 12. 80 suit trainings of some 400 updates.
         linear: Rise by equal steps instead of equal factors; few points are then small.
         repeats: Sweeps from the same weights, each with later data and other random draws.
         on_point: Called after each point with its index over all sweeps, rate and loss.

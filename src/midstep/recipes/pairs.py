@@ -36,7 +36,7 @@ __all__ = ["TwoTowers", "contrastive", "pairs", "recipe"]
 class Tower(nn.Module):
     """Turns a bag of words into a point on the unit sphere.
 
-        f(ids) = u / ||u||,   u = W2 relu(W1 mean(embedding[ids]))
+        f(ids) = u / ||u||,   u = m + W2 relu(W1 m),   m = s / ||s||,   s = sum(embedding[ids])
 
     Args:
         width: Channels of the embedding and of the point.
@@ -48,7 +48,7 @@ class Tower(nn.Module):
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
-        self.embedding = nn.EmbeddingBag(VOCAB_SIZE, width, mode="mean", padding_idx=0)
+        self.embedding = nn.EmbeddingBag(VOCAB_SIZE, width, mode="sum", padding_idx=0)
         # A row's gradient is small, for a point is the mean of many: short rows turn sooner.
         nn.init.normal_(self.embedding.weight, std=0.1)
         self.layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
@@ -62,7 +62,9 @@ class Tower(nn.Module):
         Returns:
             Shape [rows, width], each of length 1.
         """
-        bag = self.embedding(ids)
+        # The mean of many words is short: as it is, the biases would drown it and no gradient of
+        # size would reach a word.
+        bag = F.normalize(self.embedding(ids), dim=1)
         return F.normalize(bag + self.layers(bag), dim=1)
 
 
@@ -154,7 +156,7 @@ def pairs(*, seed: int, width: int = 64) -> Recipe:
         loss=_loss,
         count=rows(),
         optimizer=_optimizer,
-        lr=1e-2,
+        lr=2e-2,
         size=4,
         steps=200,
         clip=ByGlobalNorm(1.0),
