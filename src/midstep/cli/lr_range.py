@@ -33,8 +33,8 @@ Updates: TypeAlias = Annotated[
     int,
     typer.Option(
         metavar="N",
-        help="Updates of a sweep, one a rate; more give lower bounds. 80 suit trainings of some 400 "
-        "updates.",
+        help="Updates of a sweep, one a rate; more give lower bounds. 80 suit trainings of some "
+        "400 updates.",
         rich_help_panel=_SWEEP,
     ),
 ]
