@@ -8,6 +8,7 @@ found the same steps and windows are measured there, too.
 """
 
 import multiprocessing
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from windows import WAYS, peak_bytes, time_windows
 
 import midstep as ms
+from midstep.gradients import Norms
 
 ROUNDS, STEP_ROUNDS, WINDOW_ROUNDS = 21, 31, 21
 Found = TypeVar("Found")
@@ -127,6 +129,21 @@ def norm_row() -> Row:
     return Row("error of the norm, 124M float32", "float64", found, "<= 1e-7", ours <= 1e-7)
 
 
+def norm_time_rows() -> list[Row]:
+    grads = [torch.randn(shape).mul_(1e-3) for shape in gpt2_shapes()]
+    ways = {
+        "torch": lambda: torch._foreach_norm(grads),
+        "ours": lambda: Norms(grads).total(),
+    }
+    rows = []
+    for num in sorted({1, os.cpu_count() or 1}):
+        torch.set_num_threads(num)
+        found = paired(ways, rounds=ROUNDS)
+        work = f"norm of 124M float32, {num} thread" + "s" * (num > 1)
+        rows.append(row(work, "`torch._foreach_norm`", ratios(found["ours"], found["torch"]), 1.0))
+    return rows
+
+
 class _Reads(TorchDispatchMode):
     """Counts what makes the host wait for a number."""
 
@@ -172,6 +189,7 @@ def main() -> None:
     torch.set_num_threads(1)
     has_gpu = torch.cuda.is_available()
     rows = [*memory_rows(), sync_row(), measured_apart(norm_row)]
+    rows += measured_apart(norm_time_rows)
     rows += [*measured_apart(overhead_rows), *measured_apart(peer_rows)]
     for device in ("cpu", "cuda") if has_gpu else ("cpu",):
         for measure in (step_rows, tutorial_rows, window_rows):
