@@ -9,7 +9,14 @@ import torch
 from clipping import DEVICES, Passes, exact_norm, grads_of, with_gradient, with_gradients
 from torch import Tensor, nn
 
-from midstep.gradients import Gradients, combined_norm, multiply_, num_nonfinite, tensor_norms
+from midstep.gradients import (
+    Gradients,
+    Norms,
+    combined_norm,
+    multiply_,
+    num_nonfinite,
+    tensor_norms,
+)
 
 SIZES = [1, 2, 255, 256, 257, 4_096, 16_384, 16_385, 16_640, 16_895, 65_536, 100_000, 1_048_831]
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -230,6 +237,13 @@ def test_complex_gradients_have_the_norm_of_their_moduli(dtype: torch.dtype, siz
 def test_a_modulus_beyond_float32_is_no_inf(p: float) -> None:
     part = torch.tensor(3e38)
     assert is_right([torch.complex(part, part).view(1)], p)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, math.inf])
+def test_a_subnormal_modulus_is_neither_inf_nor_nan(p: float) -> None:
+    tiny = torch.full((4,), complex(3.0, 4.0) * 2.0**-1070, dtype=torch.complex128)
+    (norm,) = tensor_norms([tiny], p)
+    assert norm == pytest.approx(5.0 * 4.0 ** (1.0 / p) * 2.0**-1070, rel=0.01)
 
 
 @pytest.mark.parametrize("p", ORDERS)
@@ -504,6 +518,14 @@ def test_the_norms_of_each_are_those_of_the_moment_all_were_measured() -> None:
         assert parameter.grad is not None
         parameter.grad.zero_()
     assert gradients.norms() == pytest.approx([math.sqrt(12.0), math.sqrt(5_000.0)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_norm_of_a_lone_gradient_is_of_the_moment_it_was_read(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([3.0, 4.0], dtype=dtype)
+    norms = Norms([tensor])
+    tensor.mul_(10.0)
+    assert (norms.total(), norms.each()) == (5.0, [5.0])
 
 
 def test_a_factor_of_one_costs_no_pass() -> None:

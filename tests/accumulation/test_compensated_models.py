@@ -312,6 +312,20 @@ def test_who_writes_to_a_sum_after_the_last_backward_is_told() -> None:
             window.step()
 
 
+def test_who_puts_another_sum_in_its_place_is_told() -> None:
+    model = Held(1)
+    ones = [torch.ones(1)] * 3
+    for window in updater_of(model, Wide(compensated=True)).windows(ones, size=3, count=one):
+        for x in window:
+            if window.is_last:
+                # Written to as often as the sum before it was.
+                model.weight.grad = torch.zeros(1).add_(5.0)
+                with pytest.raises(ms.WindowError, match=r"written to `.grad` of `weight` inside"):
+                    window.backward(held_loss(model, x))
+            else:
+                window.backward(held_loss(model, x))
+
+
 def test_a_sum_may_be_changed_once_it_is_whole() -> None:
     model = Held(1)
     numbers = [torch.tensor([x]) for x in (1e8, 3.0, -1e8, 0.0)]

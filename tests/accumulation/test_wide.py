@@ -209,3 +209,16 @@ def test_a_model_in_float32_is_refused() -> None:
 def test_ways_to_accumulate_say_what_they_are() -> None:
     assert repr(Wide()) == "Wide()"
     assert repr(Fused(5)) == "Fused(num_entries=5)"
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+def test_one_object_in_two_updaters_is_refused(compensated: bool) -> None:
+    # The first updater's sums would go on in autograd's own way, without a word.
+    accumulation = Wide(compensated=compensated)
+    first, second = (model_of(torch.float32 if compensated else torch.bfloat16) for _ in range(2))
+    optimizer = torch.optim.SGD(first.parameters(), lr=0.0)
+    for _ in range(2):  # the same optimizer may come again
+        ms.Updater(first, optimizer, accumulation=accumulation)
+    other = torch.optim.SGD(second.parameters(), lr=0.0)
+    with pytest.raises(ValueError, match=r"another `Updater` already.*Make one for each"):
+        ms.Updater(second, other, accumulation=accumulation)

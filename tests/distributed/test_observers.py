@@ -125,6 +125,34 @@ def test_numbers_by_tensor_are_those_of_the_whole_tensor_on_every_rank(kind: str
         assert found["collectives"] == (0 if kind == "DDP" else 1)
 
 
+def trained(rank: int, size: int, *, watches: bool) -> tuple[list[Tensor], list[float | None]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3)).double()
+    updater = ms.Updater(
+        DistributedDataParallel(model),
+        torch.optim.AdamW(model.parameters(), lr=0.01),
+        clip=ms.ByGlobalNorm(0.1),
+        observers=[GradNorms()] if watches else [],
+    )
+    norms = [
+        updater.update(parts_of(rank, size), loss, count=ms.rows()).grad_norm for _ in range(30)
+    ]
+    return [p.detach() for p in model.parameters()], norms
+
+
+def trained_twice(rank: int, size: int) -> list[tuple[list[Tensor], list[float | None]]]:
+    return [trained(rank, size, watches=watches) for watches in (False, True)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_training_is_the_same_bit_for_bit_whether_or_not_norms_by_tensor_are_asked_for(
+    size: int,
+) -> None:
+    for (weights, norms), (watched_weights, watched_norms) in run(trained_twice, size=size):
+        assert norms == watched_norms
+        assert all(torch.equal(a, b) for a, b in zip(weights, watched_weights, strict=True))
+
+
 SHARES = ((0, 3, 5), (5, 6, 12))  # two microbatches each, unequal
 
 

@@ -52,7 +52,8 @@ class Rests:
         self._handles: dict[Tensor, RemovableHandle] = {}
         self._nodes: dict[Tensor, Node] = {}  # what adds to each `.grad`; 5 microseconds to find
         self._rests: dict[Tensor, Tensor] = {}
-        self._versions: dict[Tensor, int] = {}  # of each `.grad`, when all is as it was left
+        # Memory and version of each `.grad`, when all is as it was left.
+        self._versions: dict[Tensor, tuple[int, int]] = {}
 
     def open(self, parameters: Iterable[Tensor], *, is_last: bool) -> None:
         """See to it that every addition of the backward to come is noted.
@@ -152,7 +153,8 @@ class Rests:
             rest = self._rests[parameter] = torch.empty_like(_real(before))
         for _, _, kept, lost in _additions(_real(before), _real(grad), rest):
             kept.copy_(lost) if is_new else kept.add_(lost)
-        self._versions[parameter] = before._version + 1  # noqa: SLF001 - autograd adds next
+        memory, version = _state_of(before)
+        self._versions[parameter] = memory, version + 1  # autograd adds next
         return None
 
     def _is_added(self, parameter: Tensor) -> bool:
@@ -176,7 +178,7 @@ class Rests:
 
     def _check_untouched(self, parameter: Tensor) -> None:
         grad, known = parameter.grad, self._versions.get(parameter)
-        if grad is None or known is None or grad._version == known:  # noqa: SLF001
+        if grad is None or known is None or _state_of(grad) == known:
             return
         raise WindowError(
             f"Something has written to `.grad` of `{self._name_of(parameter)}` inside the window, "
@@ -185,6 +187,11 @@ class Rests:
             "gradients before they are added, by `register_hook`, or after `window.gradients_()`; "
             "or leave `compensated` out."
         )
+
+
+def _state_of(grad: Tensor) -> tuple[int, int]:
+    """What changes when somebody writes to a sum, or puts another in its place."""
+    return grad.data_ptr(), grad._version  # noqa: SLF001 - torch has no other way
 
 
 def _additions(

@@ -53,7 +53,7 @@ class Wide:
     Raises (when an `Updater` takes it):
         ValueError: No parameter is in half precision, or with `compensated` all are; FSDP2 reduces
             in half precision; with `compensated`, a model that FSDP2 or tensor parallel splits, or
-            that has an embedding with `sparse=True`.
+            that has an embedding with `sparse=True`; another `Updater` has this object.
         NotImplementedError: This version of torch has no `Tensor.grad_dtype`.
 
     Example:
@@ -96,6 +96,11 @@ class Wide:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks | None
     ) -> None:
         """Take charge of every parameter of the optimizer that is in half precision, or of all."""
+        if self._optimizer is not None and self._optimizer is not optimizer:
+            raise ValueError(
+                f"`accumulation={self!r}` is in another `Updater` already, with another optimizer: "
+                "it would leave the sums of that one to autograd. Make one for each `Updater`."
+            )
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         has_half = any(p.dtype in _HALF for p in parameters)
         if self.compensated:

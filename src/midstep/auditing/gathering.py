@@ -14,6 +14,7 @@ import pickle
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ class Folder:
     """
 
     def __init__(self) -> None:
+        self._owner = os.getpid()
         launch = os.environ.get("TORCHELASTIC_RUN_ID")
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0")) if launch else 0
         self.num_local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launch else 1
@@ -50,6 +52,11 @@ class Folder:
             if self.path.stat().st_uid != os.getuid():
                 raise PermissionError(f"`{self.path}` belongs to another user: remove it")
         (self.path / f"{self.local_rank}.pid").write_text(str(os.getpid()))
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process was forked from the one that made it."""
+        return os.getpid() != self._owner
 
     @property
     def reports(self) -> bool:
@@ -148,9 +155,15 @@ def watch_children(recorder: Any, folder: Path, own: tuple[str, ...]) -> Iterato
         if recording.events:
             write_recording(folder, recording, f"child{os.getpid()}")
 
+    known = weakref.ref(recorder)
+
+    def after_any_fork() -> None:
+        inherited = known()
+        if inherited is not None and inherited.is_watching:
+            inherited.begin_anew()
+
     def after_fork(_: object) -> None:
         if os.getpid() != parent and recorder.is_watching:
-            recorder.begin_anew()
             multiprocessing.util.Finalize(None, flush, exitpriority=100)
 
     start = multiprocessing.process.BaseProcess.start
@@ -161,6 +174,7 @@ def watch_children(recorder: Any, folder: Path, own: tuple[str, ...]) -> Iterato
             self._target = _Watched(self._target, folder, own)
         start(self)
 
+    os.register_at_fork(after_in_child=after_any_fork)  # for good, so it holds nothing
     multiprocessing.util.register_after_fork(recorder, after_fork)
     multiprocessing.process.BaseProcess.start = watching_start  # type: ignore[method-assign]
     try:

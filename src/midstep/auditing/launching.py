@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import importlib.util
 import io
@@ -9,6 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, TracebackType
 
@@ -59,8 +61,13 @@ class Program:
         module = types.ModuleType("__main__")
         module.__file__ = self.file
         module.__spec__ = self.spec
-        module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-        if self.spec is not None:
+        # The module, which `__main__` alone has; all others, this one too, have its dict.
+        module.__builtins__ = builtins  # type: ignore[attr-defined]
+        module.__annotations__ = {}
+        module.__cached__ = None if self.spec is None else self.spec.cached  # type: ignore[attr-defined]
+        if self.spec is None:
+            module.__loader__ = SourceFileLoader("__main__", self.file)
+        else:
             module.__package__ = self.spec.parent
             module.__loader__ = self.spec.loader
         # It stays `__main__` after its end: what it registered to run at exit looks its names up.

@@ -117,7 +117,7 @@ def audit_directly(asked: Asked, *, ends_process: bool = False) -> int:
         return INTERRUPTED + 2
     except BrokenPipeError:
         # Nobody reads the findings; without this Python complains once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FOUND
     finally:
         if not ends_process:
@@ -147,6 +147,8 @@ def _run(program: Program, asked: Asked, stdout: Any) -> int:
         gc.freeze()
 
     folder, here = Folder(), Path.cwd()  # the script may leave it
+    # It may put others in their place, or close them.
+    streams = _Streams(stdout or sys.stdout, sys.stderr)
     with (
         watch(own=program.own, max_updates=asked.windows, find_optimizers=False) as recorder,
         watch_children(recorder, folder.path, program.own),
@@ -154,6 +156,10 @@ def _run(program: Program, asked: Asked, stdout: Any) -> int:
         ending = program.run(asked.arguments)
         is_complete = ending.error is None and ending.code == 0
         recording = recorder.recording(is_complete=is_complete)
+    if folder.is_copy:  # of an `os.fork()` in the script, whose first process reports for both
+        if recording.events:
+            folder.write(recording, f"child{os.getpid()}")
+        return ending.code
     folder.write(recording, f"rank{folder.local_rank}")
     if not folder.reports:
         return ending.code
@@ -164,27 +170,56 @@ def _run(program: Program, asked: Asked, stdout: Any) -> int:
         recordings = folder.read()
         findings = judge(recordings, _selection(asked), here)
         num_updates = sum(r.num_updates for r in recordings)
-        _write(findings, _summary(findings, num_updates, len(recordings)), asked, stdout)
-    return ending.code or exit_code(findings)
+        summary = _summary(findings, num_updates, len(recordings))
+        is_written = _write(findings, summary, asked, streams)
+    return ending.code or (exit_code(findings) if is_written else FAILED)
 
 
-def _write(findings: Sequence[Finding], summary: str, asked: Asked, stdout: Any) -> None:
-    """Write findings where they were wanted."""
+class _Streams:
+    """The streams that there were before the script ran."""
+
+    def __init__(self, out: Any, err: Any) -> None:
+        self.out = out
+        self.err = err
+
+    def write(self, text: str, *, to_err: bool = False) -> None:
+        """Write to the one that was wanted; to stderr, or nowhere, where the script closed it."""
+        for stream in (self.err,) if to_err else (self.out, self.err):
+            if stream is None:
+                continue
+            try:
+                stream.write(text)
+                stream.flush()
+            except BrokenPipeError:
+                raise
+            except (OSError, ValueError):
+                continue
+            return
+
+
+def _write(findings: Sequence[Finding], summary: str, asked: Asked, streams: _Streams) -> bool:
+    """Write findings where they were wanted, and say whether they got there."""
     from .. import __version__
     from ..findings import Format, render
 
     style = asked.style or Format.TEXT
     text = render(findings, style, tool="audit", version=__version__)
+    failure: OSError | None = None
     if asked.out is not None:
-        asked.out.write_text(text, encoding="utf-8")
-    elif stdout is not None:
-        stdout.write(text)
-        stdout.flush()
-    else:
-        sys.stdout.flush()
-        _show(text, style)
+        try:
+            asked.out.write_text(text, encoding="utf-8")
+        except OSError as error:
+            failure = error
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()  # what the script has printed comes first
+    if asked.out is None or failure is not None:
+        _show(text, style, streams)
     if style is Format.TEXT:
-        sys.stderr.write(f"{summary}\n")
+        streams.write(f"{summary}\n", to_err=True)
+    if failure is not None:
+        line = f"`{asked.out}`: {failure.strerror}; the findings are on stdout."
+        streams.write(f"midstep: {line}\n", to_err=True)
+    return failure is None
 
 
 @contextlib.contextmanager
@@ -219,17 +254,17 @@ def _only_findings_on_stdout() -> Any:
     return stdout
 
 
-def _show(text: str, style: Format) -> None:
+def _show(text: str, style: Format, streams: _Streams) -> None:
     """Write to a terminal in colour, elsewhere as it is."""
-    if style != "text" or not sys.stdout.isatty():
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    out = streams.out
+    if style != "text" or out is None or out.closed or not out.isatty():
+        streams.write(text)
         return
     from rich.console import Console
     from rich.text import Text
 
     colours = {"error": "bold red", "warning": "bold yellow", "advice": "bold cyan"}
-    console = Console()
+    console = Console(file=out)
     for line in text.splitlines():
         shown = Text(line)
         if not line.startswith(" "):

@@ -110,7 +110,8 @@ class Norms:
             # them it would slow them by 4 %.
             parts = [t if t.numel() <= _SHORT else _rows(t) for t in self._tensors]
             flat: Tensor = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]
-            self._numbers = flat.double()
+            # A lone short gradient comes back as it is; what was read must not follow its changes.
+            self._numbers = flat.to(torch.float64, copy=len(parts) == 1)
             self._sizes = [part.numel() for part in parts]
 
     def total(self) -> float:
@@ -271,9 +272,15 @@ def _careful_norm(tensor: Tensor, p: float) -> float:
     largest = _largest(tensor).item()
     if largest == 0.0 or not math.isfinite(largest):
         return largest
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    parts = [_norm(b.to(wide) / largest, p) for b in _blocks(tensor)]
+    parts = [_norm(_divided(b, largest), p) for b in _blocks(tensor)]
     return min(largest * combined_norm(_to_host(parts), p), sys.float_info.max)
+
+
+def _divided(tensor: Tensor, by: float) -> Tensor:
+    if not tensor.is_complex():
+        return tensor.double() / by
+    # Part by part: a complex quotient multiplies by 1 / `by`, which subnormal numbers have not.
+    return torch.view_as_complex(_real(tensor).double() / by)
 
 
 def _is_safe(norm: float, tensor: Tensor, p: float) -> bool:

@@ -76,14 +76,15 @@ class SharedGradients(Gradients):
             The sums.
         """
         parts = self._parts(p)
+        part = combined_norm(parts, p)
         if not each:
-            self._totals[p], sums = self._sharing.total(combined_norm(parts, p), p, ride)
+            self._totals[p], sums = self._sharing.total(part, p, ride)
             return sums
         slots = [0.0] * self._listed
-        for position, part in zip(self.positions, parts, strict=True):
-            slots[position] = part
+        for position, norm in zip(self.positions, parts, strict=True):
+            slots[position] = norm
         owners = dict(zip(self.positions, self.parameters, strict=True))
-        wholes, self._totals[p], sums = self._sharing.each(slots, owners, p, ride)
+        wholes, self._totals[p], sums = self._sharing.each(part, slots, owners, p, ride)
         self._wholes[p] = [wholes[position] for position in self.positions]
         return sums
 

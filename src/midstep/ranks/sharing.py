@@ -117,11 +117,17 @@ class Sharing:
         return whole, sums
 
     def each(
-        self, parts: Sequence[float], owners: Mapping[int, Tensor], p: float, ride: Sequence[float]
+        self,
+        part: float,
+        parts: Sequence[float],
+        owners: Mapping[int, Tensor],
+        p: float,
+        ride: Sequence[float],
     ) -> tuple[list[float], float, list[float]]:
         """Make the norm of each whole gradient out of the norms of its parts, as `total` does.
 
         Args:
+            part: Norm of what lies here, all together.
             parts: Norms of what lies here, by position in the optimizer's list.
             owners: The parameter at each position where this rank has a gradient.
             p: Order.
@@ -132,8 +138,9 @@ class Sharing:
         """
         self._require_aligned()
         if not self.has_own:
-            wholes, sums = self._combined(parts, p, ride)
-            return wholes, joint_norm(wholes, p), sums
+            # Beside them, and first, as `total` sends it: the same bits, whoever asks for each.
+            (whole, *wholes), sums = self._combined([part, *parts], p, ride)
+            return wholes, whole, sums
         # A position holds one tensor of each owner, so whose part it is must be known.
         count = len(parts)
         rows = self.world.gather([*parts, *ride])
