@@ -133,7 +133,7 @@ class Norms:
 
     def _joint(self) -> float:
         if self._numbers is not None:
-            total: float = torch.linalg.vector_norm(self._numbers, dtype=torch.float64).item()
+            total = _norm(self._numbers, dtype=torch.float64).item()
             # Whatever overflowed shows, and what vanished is too little to show.
             if _SURELY_SAFE < total < math.inf:
                 return total

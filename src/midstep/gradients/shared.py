@@ -75,13 +75,12 @@ class SharedGradients(Gradients):
         Returns:
             The sums.
         """
-        parts = self._parts(p)
-        part = combined_norm(parts, p)
+        part = self._part(p)
         if not each:
             self._totals[p], sums = self._sharing.total(part, p, ride)
             return sums
         slots = [0.0] * self._listed
-        for position, norm in zip(self.positions, parts, strict=True):
+        for position, norm in zip(self.positions, self._parts(p), strict=True):
             slots[position] = norm
         owners = dict(zip(self.positions, self.parameters, strict=True))
         wholes, self._totals[p], sums = self._sharing.each(part, slots, owners, p, ride)
@@ -126,9 +125,16 @@ class SharedGradients(Gradients):
     def _parts(self, p: float) -> list[float]:
         """Norms of what lies here, each share of a number that lies on several ranks counted."""
         return [
-            n if math.isinf(p) else n * self._sharing.replicas(parameter) ** (-1.0 / p)
+            n * _share(self._sharing.replicas(parameter), p)
             for n, parameter in zip(self._measured(p).each(), self.parameters, strict=True)
         ]
+
+    def _part(self, p: float) -> float:
+        """The same of all together; where they lie on equally many ranks, without that of each."""
+        replicas = {self._sharing.replicas(parameter) for parameter in self.parameters}
+        if len(replicas) == 1:
+            return self._measured(p).total() * _share(replicas.pop(), p)
+        return combined_norm(self._parts(p), p)
 
     def edit_(self, change: Callable[[list[Tensor]], object]) -> None:
         """Change what lies here in place; what was measured is forgotten."""
@@ -142,3 +148,8 @@ class SharedGradients(Gradients):
             self._totals.clear()
             self._wholes.clear()
         super().hand_over_()
+
+
+def _share(num_ranks: int, p: float) -> float:
+    """What a norm counts for that so many ranks have alike; of order inf, all of it."""
+    return float(num_ranks ** (-1.0 / p))

@@ -49,7 +49,7 @@ class Tower(nn.Module):
     def __init__(self, *, width: int) -> None:
         super().__init__()
         self.embedding = nn.EmbeddingBag(VOCAB_SIZE, width, mode="sum", padding_idx=0)
-        # A row's gradient is small, for a point is the mean of many: short rows turn sooner.
+        # A row's gradient is small, for a point is made of many: short rows turn sooner.
         nn.init.normal_(self.embedding.weight, std=0.1)
         self.layers = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
@@ -62,8 +62,7 @@ class Tower(nn.Module):
         Returns:
             Shape [rows, width], each of length 1.
         """
-        # The mean of many words is short: as it is, the biases would drown it and no gradient of
-        # size would reach a word.
+        # As long as it comes, a bag of short rows is drowned by the biases, and SGD learns nothing.
         bag = F.normalize(self.embedding(ids), dim=1)
         return F.normalize(bag + self.layers(bag), dim=1)
 
